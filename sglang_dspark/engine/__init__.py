@@ -1,0 +1,1 @@
+"""The SGLang side: everything here imports the engine, nothing outside imports it."""
