@@ -18,6 +18,7 @@ ENVIRONMENT_VARIABLE = "SGLANG_DSPARK_CONFIG"
 Switch = Literal["on", "off"]
 PolicyName = Literal["fixed", "threshold"]
 CpuAttention = Literal["fast", "stock"]
+Overlap = Literal["auto", "on", "off"]
 
 
 def _flag(help_text: str, default: Any) -> Any:
@@ -37,11 +38,12 @@ class DSparkConfig:
     verify_length: int | None = _flag("Draft tokens verified per request by the fixed policy (default: gamma).", None)
     survival_threshold: float = _flag("Survival below which the threshold policy stops verifying.", 0.3)
     cpu_attention: CpuAttention = _flag("Attention on a CPU. fast: this project's. stock: the engine's own.", "fast")
+    overlap: Overlap = _flag("Overlapped scheduling. auto: off on a CPU, elsewhere as the engine decides.", "auto")
     report_dir: str | None = _flag("Folder in which every rank reports that the plugin is active (set by serve).", None)
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
-        for name in ("plugin", "policy", "cpu_attention"):
+        for name in ("plugin", "policy", "cpu_attention", "overlap"):
             value, choices = getattr(self, name), get_args(hints[name])
             if value not in choices:
                 raise ConfigError(f"{flag_of(name)} {value!r}: choose one of {', '.join(choices)}")

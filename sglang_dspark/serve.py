@@ -61,12 +61,12 @@ def main(argv: list[str]) -> int:
     for name, value in {**(_CPU_DEFAULTS if on_cpu else {}), **(_DEMO_DEFAULTS if demo else {})}.items():
         engine_flags.default(name, value)
     engine_flags.default("--enable-metrics")
-    if on_cpu:
-        # Nothing runs beside the CPU: overlapped scheduling only makes every finished request one round late.
+    # Nothing runs beside the CPU: there, overlapped scheduling only makes every finished request one round late.
+    if settings.overlap == "off" or (settings.overlap == "auto" and on_cpu):
         engine_flags.default("--disable-overlap-schedule")
-        if not engine_flags.has("--enable-torch-compile"):
-            # The engine compiles a few one-line helpers on first use, which stops a CPU server for half a minute.
-            os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    if on_cpu and not engine_flags.has("--enable-torch-compile"):
+        # The engine compiles a few one-line helpers on first use, which stops a CPU server for half a minute.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     reading = preflight(engine_flags, settings, on_cpu)
     if reading is not None and not reading.config.enable_confidence_head:
         # The engine's compact mode demands a confidence head; its static round serves a draft without one.
