@@ -1,4 +1,4 @@
-"""The sequential part of the draft: γ tokens drawn left to right from the backbone's base logits (algorithm, step 2)."""
+"""The sequential part of the draft: γ tokens drawn left to right from the base logits (algorithm, step 2)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class MarkovHead:
 
 @dataclass(frozen=True)
 class ConfidenceHead:
-    """`c_k = σ(w · [h_k ; W1[x_{k-1}]] + b)`; without `with_markov` the second half is left out. `weight: [1, H(+r)]`."""
+    """`c_k = σ(w · [h_k ; W1[x_{k-1}]] + b)`; without `with_markov` the second half is left out. `weight [1, H(+r)]`."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -112,7 +112,7 @@ def draft_block(
         ValueError: shapes that do not agree; the message names the argument.
     """
     _check(base_logits, anchors, hidden, head, temperatures)
-    batch_size, gamma, vocab_size = base_logits.shape
+    batch_size, gamma = base_logits.shape[:2]
     q = None if temperatures is None else base_logits.new_zeros(base_logits.shape, dtype=torch.float32)
     usable = torch.ones(batch_size, dtype=torch.bool, device=base_logits.device)
     state = head.w1.new_zeros((batch_size, head.w1.shape[1]))
