@@ -1,0 +1,140 @@
+"""Target-generated text on disk, its split, and the deterministic order it is trained in."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sglang_dspark.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One answer of the target. JSON keys: `d` domain, `id`, `T` temperature, `p` prompt ids, `r` response ids."""
+
+    d: str
+    id: str
+    T: float
+    p: tuple[int, ...]
+    r: tuple[int, ...]
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.p + self.r
+
+    @property
+    def anchors(self) -> range:
+        """Positions that can be an anchor: emitted by the target, with at least one token after them."""
+        return range(len(self.p), len(self.p) + len(self.r) - 1)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    id: str
+    domain: str
+    prompt: str
+
+
+def read_rows(paths: Iterable[Path]) -> list[Row]:
+    """Rows of JSON Lines files (`.gz` or plain), in file order.
+
+    Raises:
+        ConfigError: a file is missing, or a line does not hold a row; the message names the line.
+    """
+    rows = []
+    for path in paths:
+        for number, record in _json_lines(path, "--data"):
+            try:
+                row = Row(
+                    str(record["d"]), str(record["id"]), float(record["T"]), tuple(record["p"]), tuple(record["r"])
+                )
+            except (KeyError, TypeError, ValueError) as error:
+                raise ConfigError(f"{path}, line {number}: not a row with d, id, T, p and r ({error!r})") from error
+            rows.append(row)
+    return rows
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Prompts from JSON Lines with `id`, `domain` and `prompt`.
+
+    Raises:
+        ConfigError: as `read_rows`.
+    """
+    prompts = []
+    for number, record in _json_lines(path, "--prompts"):
+        try:
+            prompts.append(Prompt(str(record["id"]), str(record["domain"]), str(record["prompt"])))
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"{path}, line {number}: needs id, domain and prompt ({error!r})") from error
+    return prompts
+
+
+def write_rows(path: Path, rows: Iterable[Row], append: bool = False) -> None:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "at" if append else "wt", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(asdict(row), separators=(",", ":")) + "\n")
+
+
+def split_rows(rows: list[Row], validation_share: float, seed: int) -> tuple[list[Row], list[Row]]:
+    """Training and validation rows. All answers to one prompt fall on the same side; the seed alone decides."""
+
+    def held_out(row: Row) -> bool:
+        digest = hashlib.sha256(f"{seed}:{row.id}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") < validation_share * 2**64
+
+    usable = [row for row in rows if len(row.p) > 0 and len(row.anchors) > 0]
+    return [r for r in usable if not held_out(r)], [r for r in usable if held_out(r)]
+
+
+def limit_per_domain(rows: list[Row], count: int, seed: int) -> list[Row]:
+    """At most `count` rows of each domain (0: all), drawn by the seed; the order of the others is kept."""
+    if count <= 0:
+        return rows
+    order = list(range(len(rows)))
+    random.Random(seed).shuffle(order)
+    taken: dict[str, list[int]] = {}
+    for index in order:
+        chosen = taken.setdefault(rows[index].d, [])
+        if len(chosen) < count:
+            chosen.append(index)
+    kept = {index for chosen in taken.values() for index in chosen}
+    return [row for index, row in enumerate(rows) if index in kept]
+
+
+def epoch_batches(lengths: list[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
+    """Batches of row indices for one epoch: shuffled, with rows of similar length together to save padding.
+
+    A function of its arguments only, so a resumed run continues in the same order. Every row appears once.
+    """
+    rng = random.Random(f"{seed}/{epoch}")
+    order = list(range(len(lengths)))
+    rng.shuffle(order)
+    batches: list[list[int]] = []
+    pool = batch_size * 16
+    for start in range(0, len(order), pool):
+        chunk = sorted(order[start : start + pool], key=lambda index: lengths[index])
+        batches += [chunk[i : i + batch_size] for i in range(0, len(chunk), batch_size)]
+    rng.shuffle(batches)
+    return batches
+
+
+def _json_lines(path: Path, flag: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    if not path.is_file():
+        raise ConfigError(f"{flag} {path}: no such file")
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise ConfigError(f"{path}, line {number}: not JSON ({error})") from error
+            yield number, record

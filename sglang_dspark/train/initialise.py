@@ -1,0 +1,74 @@
+"""Start a draft from the target's own last layers.
+
+The first draft layer then reads injected features the way the target's last layer reads its input, so that attention
+is meaningful from the first step on.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.errors import ConfigError
+from sglang_dspark.model.draft import DraftShape, DSparkDraft
+from sglang_dspark.train.target import Target
+
+_COPIED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "post_attention_layernorm", "input_layernorm")
+
+
+@torch.no_grad()
+def from_target(shape: DraftShape, target: Target, seed: int) -> DSparkDraft:
+    """A fresh draft; layer i of n starts as the target's layer `last - n + 1 + i`.
+
+    Raises:
+        ConfigError: the target's layers have other sizes than the draft's.
+    """
+    torch.manual_seed(seed)
+    draft = DSparkDraft(shape)
+    weights = {name: tensor.float() for name, tensor in target.model.state_dict().items()}
+    layers, hidden = int(target.config["num_hidden_layers"]), shape.hidden_size
+    sources = [f"model.layers.{layers - shape.num_hidden_layers + i}." for i in range(shape.num_hidden_layers)]
+    if sources[0] + "self_attn.q_proj.weight" not in weights:
+        raise ConfigError("--target: a draft starts from the target's last layers, which need Llama-style names here")
+    # Pass the last feature layer through and drop the others; training mixes them in.
+    draft.fc.weight.zero_()
+    draft.fc.weight[:, -hidden:] = torch.eye(hidden)
+    reader = weights[sources[-1] + "input_layernorm.weight"]
+    draft.hidden_norm.weight.copy_(reader)
+    draft.norm.weight.copy_(weights["model.norm.weight"])
+    for layer, source in zip(draft.layers, sources, strict=True):
+        for name in _COPIED:
+            _copy(layer.get_submodule(name), weights[f"{source}{name}.weight"])
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            weight = weights[f"{source}self_attn.{name}.weight"]
+            _copy(layer.get_submodule(f"self_attn.{name}"), weight)
+        own = weights[source + "input_layernorm.weight"]
+        for name in ("q", "k"):  # the target has no q and k norms: restore the size its projections have
+            size = _typical_norm(weights[f"{source}self_attn.{name}_proj.weight"] * own)
+            layer.get_submodule(f"self_attn.{name}_norm").get_parameter("weight").fill_(size)
+    _initialise_markov(draft, weights["model.embed_tokens.weight"])
+    draft.confidence_head.proj.weight.zero_()
+    draft.confidence_head.proj.bias.zero_()
+    return draft
+
+
+def _copy(module: torch.nn.Module, weight: Tensor) -> None:
+    parameter = module.get_parameter("weight")
+    if parameter.shape != weight.shape:
+        raise ConfigError(f"a draft layer needs {tuple(parameter.shape)}, the target's has {tuple(weight.shape)}")
+    parameter.copy_(weight)
+
+
+def _typical_norm(weight: Tensor) -> float:
+    """Root mean square of a head's projection of unit-variance input: the scale a q or k norm has to restore."""
+    return float(weight.square().sum(-1).mean().sqrt())
+
+
+def _initialise_markov(draft: DSparkDraft, embedding: Tensor) -> None:
+    """W1: the embedding's main axes, so that similar tokens start with similar rows. W2: zero, so no bias at first."""
+    rank = draft.shape.markov_rank
+    centred = embedding - embedding.mean(0)
+    axes = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -rank:]
+    projected = centred @ axes
+    draft.markov_head.markov_w1.weight.copy_(projected / projected.std())
+    draft.markov_head.markov_w2.weight.zero_()
