@@ -1,0 +1,142 @@
+"""The project's one statistics module: location, ratio and accept length, each with a bootstrap interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = Sequence[float] | npt.NDArray[np.float64]
+
+CONFIDENCE = 0.95
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its two-sided percentile bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __contains__(self, number: float) -> bool:
+        return self.low <= number <= self.high
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+    def format(self, digits: int = 2) -> str:
+        """`value [low, high]` with a fixed number of decimals."""
+        return f"{self.value:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+
+
+def bootstrap(
+    samples: Floats,
+    statistic: Literal["mean", "median"] = "mean",
+    *,
+    confidence: float = CONFIDENCE,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Mean or median of `samples` with its interval.
+
+    Raises:
+        ValueError: no sample, or one that is not finite.
+    """
+    values = _finite(samples, "samples")
+    resampled = values[_draws(len(values), resamples, seed)]
+    if statistic == "mean":
+        return _interval(float(values.mean()), resampled.mean(axis=1), confidence)
+    return _interval(float(np.median(values)), np.median(resampled, axis=1), confidence)
+
+
+def paired_ratio(
+    numerator: Floats,
+    denominator: Floats,
+    *,
+    confidence: float = CONFIDENCE,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """Geometric mean of `numerator[i] / denominator[i]`; pair i was measured side by side.
+
+    Geometric, so that exchanging the arms gives the reciprocal. Whole pairs are resampled: what slowed both arms down
+    in one repetition cancels.
+
+    Raises:
+        ValueError: lengths differ, or a value is not positive and finite.
+    """
+    above, below = _finite(numerator, "numerator"), _finite(denominator, "denominator")
+    if len(above) != len(below):
+        raise ValueError(f"paired_ratio needs pairs: {len(above)} numerators, {len(below)} denominators")
+    if min(above.min(), below.min()) <= 0:
+        raise ValueError("paired_ratio needs positive values")
+    logs = bootstrap(np.log(above / below), confidence=confidence, resamples=resamples, seed=seed)
+    return Interval(*(float(np.exp(edge)) for edge in (logs.value, logs.low, logs.high)))
+
+
+def mean_accept_length(total_tokens: int, total_rounds: int) -> float:
+    """Tokens that verification emitted per request and round, the bonus token counted.
+
+    Args:
+        total_tokens: output tokens without each request's first one, which the prefill emits.
+        total_rounds: verification rounds, summed over requests.
+
+    Raises:
+        ValueError: there was no round: nothing was speculated, so there is no accept length.
+    """
+    if total_rounds <= 0:
+        raise ValueError("no verification round took place, so there is no accept length")
+    return total_tokens / total_rounds
+
+
+def accept_length(
+    tokens: Floats,
+    rounds: Floats,
+    *,
+    confidence: float = CONFIDENCE,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Interval:
+    """`mean_accept_length` over requests, with an interval from resampling requests.
+
+    Args:
+        tokens, rounds: one entry a request, as in `mean_accept_length`.
+    """
+    emitted, verified = _finite(tokens, "tokens"), _finite(rounds, "rounds")
+    value = mean_accept_length(int(emitted.sum()), int(verified.sum()))
+    draws = _draws(len(emitted), resamples, seed)
+    sums = verified[draws].sum(axis=1)
+    return _interval(value, emitted[draws].sum(axis=1) / np.maximum(sums, 1.0), confidence)
+
+
+def percentile(samples: Floats, percent: float) -> float:
+    """Linear-interpolated percentile.
+
+    Raises:
+        ValueError: no sample, or one that is not finite.
+    """
+    return float(np.percentile(_finite(samples, "samples"), percent))
+
+
+def _finite(samples: Floats, name: str) -> npt.NDArray[np.float64]:
+    values = np.asarray(samples, dtype=np.float64)
+    if values.ndim != 1 or not len(values):
+        raise ValueError(f"{name} must be a non-empty list of numbers")
+    if not np.isfinite(values).all():
+        raise ValueError(f"{name} holds a value that is not finite")
+    return values
+
+
+def _draws(count: int, resamples: int, seed: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng(seed).integers(0, count, size=(resamples, count))
+
+
+def _interval(value: float, drawn: npt.NDArray[np.float64], confidence: float) -> Interval:
+    tail = 50 * (1 - confidence)
+    low, high = np.percentile(drawn, [tail, 100 - tail])
+    return Interval(value, float(low), float(high))

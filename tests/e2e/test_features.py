@@ -1,0 +1,101 @@
+"""Request features under speculation: greedy answers equal plain serving's, whichever policy and scheduling is on.
+
+The engine's own round applies one state to a whole block; these features differ from row to row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from sglang_dspark.evaluate.load import Request
+from sglang_dspark.evaluate.server import ServerProcess
+
+pytestmark = pytest.mark.e2e
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "repetition": {"repetition_penalty": 1.3},
+    "frequency": {"frequency_penalty": 0.8},
+    "presence": {"presence_penalty": 1.0},
+    "combined": {"frequency_penalty": 0.5, "repetition_penalty": 1.1, "logit_bias": {"260": -3.0}},
+    "min_new_tokens": {"min_new_tokens": 20},
+    "logit_bias": {"logit_bias": {"30": -100.0, "284": 4.0}},
+    "stop_string": {"stop": ["the", "\n\n"]},
+    "stop_token": {"stop_token_ids": [198]},
+    "grammar": {"regex": r"(yes|no), because [a-z ]{10,40}\."},
+    "top_k_1": {"temperature": 1.0, "top_k": 1},
+    "length_inside_a_block": {"max_new_tokens": 3},
+    "one_token": {"max_new_tokens": 1},
+    "ignore_eos": {"ignore_eos": True, "max_new_tokens": 40},
+}
+
+
+@pytest.fixture(scope="module")
+def threshold(serve: Any) -> Iterator[ServerProcess]:
+    with serve("--dspark-policy", "threshold", "--dspark-overlap", "on", name="threshold-overlap") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def undrafted(serve: Any) -> Iterator[ServerProcess]:
+    with serve("--dspark-verify-length", "0", name="length-0") as server:
+        yield server
+
+
+def generate(server: ServerProcess, requests: list[Request], sampling: dict[str, Any], **fields: Any) -> list[dict]:
+    body = {
+        "input_ids": [request.input_ids for request in requests],
+        "sampling_params": {"temperature": 0, "max_new_tokens": 24, **sampling},
+        **fields,
+    }
+    response = httpx.post(f"{server.base_url}/generate", json=body, timeout=300)
+    response.raise_for_status()
+    answers = response.json()
+    assert all(answer["meta_info"]["finish_reason"]["type"] != "abort" for answer in answers)
+    return answers
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("arm", ["dspark", "threshold", "undrafted"])
+def test_equals_plain_serving(
+    feature: str, arm: str, plain: ServerProcess, requests: list[Request], request: pytest.FixtureRequest
+) -> None:
+    server = request.getfixturevalue(arm)
+    expected = generate(plain, requests[:3], FEATURES[feature])
+    found = generate(server, requests[:3], FEATURES[feature])
+    assert [a["text"] for a in found] == [a["text"] for a in expected]
+    assert [a["meta_info"]["finish_reason"] for a in found] == [a["meta_info"]["finish_reason"] for a in expected]
+
+
+def test_grammar_holds_for_sampled_requests(dspark: ServerProcess, requests: list[Request]) -> None:
+    sampling = {**FEATURES["grammar"], "temperature": 1.0, "max_new_tokens": 60}
+    for answer in generate(dspark, requests[:6], sampling):
+        text = answer["text"]
+        assert re.fullmatch(FEATURES["grammar"]["regex"], text), text
+        assert answer["meta_info"]["finish_reason"]["type"] == "stop"
+
+
+def test_log_probabilities_equal_plain_serving(
+    plain: ServerProcess, dspark: ServerProcess, requests: list[Request]
+) -> None:
+    fields = {"return_logprob": True, "top_logprobs_num": 3}
+    for a, b in zip(
+        generate(plain, requests[:3], {}, **fields), generate(dspark, requests[:3], {}, **fields), strict=True
+    ):
+        expected, found = (x["meta_info"]["output_token_logprobs"] for x in (a, b))
+        assert [token for _, token, _ in found] == [token for _, token, _ in expected]
+        assert [p for p, _, _ in found] == pytest.approx([p for p, _, _ in expected], abs=2e-4)
+
+
+def test_no_draft_token_is_verified_when_the_draft_does_not_run(
+    undrafted: ServerProcess, requests: list[Request]
+) -> None:
+    """Known case 20."""
+    for answer in generate(undrafted, requests[:3], {}):
+        meta = answer["meta_info"]
+        assert meta["spec_num_correct_drafts"] == 0
+        assert meta["spec_cap_length"] == 1.0
