@@ -54,7 +54,7 @@ class MarkovHead:
 
 @dataclass(frozen=True)
 class ConfidenceHead:
-    """`c_k = σ(w · [h_k ; W1[x_{k-1}]] + b)`; without `with_markov` the second half is left out. `weight [1, H(+r)]`."""
+    """`c_k = σ(w · [h_k ; W1[x_{k-1}]] + b)`; without `with_markov` there is no second half. `weight [1, H(+r)]`."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None

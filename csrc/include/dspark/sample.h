@@ -1,0 +1,55 @@
+// Choices: which of two tokens wins, whether a draft token passes, what is left of p after a rejection.
+#pragma once
+
+#include "dspark/hd.h"
+
+namespace dspark {
+
+// Maps floats to integers of the same order. -0 equals +0; NaN comes below everything.
+DSPARK_HD inline uint32_t ordered_bits(float x) {
+    if (is_nan(x)) return 0;
+    const uint32_t bits = x == 0.0f ? 0u : float_bits(x);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+DSPARK_HD inline float ordered_float(uint32_t ordered) {
+    return bits_float(ordered & 0x80000000u ? ordered & 0x7fffffffu : ~ordered);
+}
+
+// (value, token) as one integer: the maximum is the largest value, of equal ones the lowest token.
+DSPARK_HD inline uint64_t packed_choice(float value, uint32_t token) {
+    return static_cast<uint64_t>(ordered_bits(value)) << 32 | static_cast<uint32_t>(~token);
+}
+
+DSPARK_HD inline uint32_t packed_token(uint64_t choice) {
+    return ~static_cast<uint32_t>(choice);
+}
+
+// A position's corrected logits can be drawn from when none is NaN or +inf and the largest is finite. -inf is a mask.
+DSPARK_HD inline bool drawable(float largest, bool any_nan) {
+    return !any_nan && is_finite(largest);
+}
+
+// Key whose argmax over the tokens is a draw of softmax(logit / T). `shift` is a value of the logits' own size (their
+// maximum, or that of the base logits): it keeps keys near 0, where float32 resolves the noise at any temperature.
+// Not fused, so that the host and a GPU choose alike.
+DSPARK_HD inline float draft_key(float logit, float shift, float inverse_temperature, float gumbel_noise) {
+#if defined(__CUDA_ARCH__)
+    return __fadd_rn(__fmul_rn(__fsub_rn(logit, shift), inverse_temperature), gumbel_noise);
+#else
+    const float scaled = (logit - shift) * inverse_temperature;
+    return scaled + gumbel_noise;
+#endif
+}
+
+// min(1, p / q) against one uniform. q = 0 cannot have been drawn; such a token passes when p allows it.
+DSPARK_HD inline bool passes(double uniform, float q, float p) {
+    return uniform * static_cast<double>(q) < static_cast<double>(p);
+}
+
+// (p - q)^+, and 0 for anything that is not a number.
+DSPARK_HD inline float residual_weight(float p, float q) {
+    return p > q ? p - q : 0.0f;
+}
+
+}  // namespace dspark
