@@ -57,6 +57,13 @@ def dspark(serve: Serve) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="session")
+def undrafted(serve: Serve) -> Iterator[ServerProcess]:
+    """Speculation that never drafts: every round verifies the anchor alone."""
+    with serve("--dspark-verify-length", "0", name="undrafted") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def tokenizer(plain: ServerProcess) -> Any:
     return load_tokenizer(server_info(plain.base_url)["tokenizer_path"])
 

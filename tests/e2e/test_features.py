@@ -40,12 +40,6 @@ def threshold(serve: Any) -> Iterator[ServerProcess]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def undrafted(serve: Any) -> Iterator[ServerProcess]:
-    with serve("--dspark-verify-length", "0", name="length-0") as server:
-        yield server
-
-
 def generate(server: ServerProcess, requests: list[Request], sampling: dict[str, Any], **fields: Any) -> list[dict]:
     body = {
         "input_ids": [request.input_ids for request in requests],

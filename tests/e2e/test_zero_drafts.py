@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from sglang_dspark.evaluate.equality import EqualityReport
@@ -14,10 +12,9 @@ pytestmark = pytest.mark.e2e
 
 
 def test_verify_length_zero_is_inconclusive(
-    serve: Callable[..., ServerProcess], requests: list[Request], reference: list[Result]
+    undrafted: ServerProcess, requests: list[Request], reference: list[Result]
 ) -> None:
-    with serve("--dspark-verify-length", "0", name="zero-drafts") as server:
-        results = run_load(server.base_url, requests, 8).results
+    results = run_load(undrafted.base_url, requests, 8).results
     report = EqualityReport()
     report.add("batched, cold", reference, results)
     assert report.verdict == "inconclusive"
