@@ -17,7 +17,7 @@ ENVIRONMENT_VARIABLE = "SGLANG_DSPARK_CONFIG"
 
 Switch = Literal["on", "off"]
 PolicyName = Literal["fixed", "threshold"]
-CpuAttention = Literal["fast", "stock"]
+CpuCode = Literal["fast", "stock"]
 Overlap = Literal["auto", "on", "off"]
 
 
@@ -37,13 +37,17 @@ class DSparkConfig:
     )
     verify_length: int | None = _flag("Draft tokens verified per request by the fixed policy (default: gamma).", None)
     survival_threshold: float = _flag("Survival below which the threshold policy stops verifying.", 0.3)
-    cpu_attention: CpuAttention = _flag("Attention on a CPU. fast: this project's. stock: the engine's own.", "fast")
+    cpu_attention: CpuCode = _flag("Attention on a CPU. fast: this project's. stock: the engine's own.", "fast")
+    cpu_layers: CpuCode = _flag(
+        "Norms, rotary embedding and matrix products on a CPU. fast: compiled, with packed weights. stock: the engine's.",
+        "fast",
+    )
     overlap: Overlap = _flag("Overlapped scheduling. auto: off on a CPU, elsewhere as the engine decides.", "auto")
     report_dir: str | None = _flag("Folder in which every rank reports that the plugin is active (set by serve).", None)
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
-        for name in ("plugin", "policy", "cpu_attention", "overlap"):
+        for name in ("plugin", "policy", "cpu_attention", "cpu_layers", "overlap"):
             value, choices = getattr(self, name), get_args(hints[name])
             if value not in choices:
                 raise ConfigError(f"{flag_of(name)} {value!r}: choose one of {', '.join(choices)}")

@@ -31,7 +31,7 @@ def _activate() -> None:
         from sglang_dspark.engine.cpu.hooks import RELIES_ON, register_cpu_hooks
 
         contract.check(extra=RELIES_ON)
-        register_cpu_hooks(attention=config.cpu_attention)
+        register_cpu_hooks(attention=config.cpu_attention, layer_code=config.cpu_layers)
     elif config.plugin == "on":
         contract.check()
     if config.plugin == "off":

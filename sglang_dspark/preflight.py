@@ -89,6 +89,12 @@ def _check_draft(
         if value is not None and value != str(expected):
             raise ConfigError(f"{name} {value}: the draft at {path} has gamma={gamma}; use {expected} or leave it out")
     settings.check_gamma(gamma)
+    last = int((target or {}).get("num_hidden_layers", 0)) - 1
+    if "LlamaForCausalLM" in (target or {}).get("architectures", []) and last in reading.config.target_layer_ids:
+        raise ConfigError(
+            f"{path}/config.json, target_layer_ids: the engine's Llama cannot hand out the output of its last layer "
+            f"({last}); use a draft that reads earlier layers"
+        )
     return reading
 
 

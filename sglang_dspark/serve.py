@@ -64,6 +64,9 @@ def main(argv: list[str]) -> int:
     # Nothing runs beside the CPU: there, overlapped scheduling only makes every finished request one round late.
     if settings.overlap == "off" or (settings.overlap == "auto" and on_cpu):
         engine_flags.default("--disable-overlap-schedule")
+    if on_cpu:
+        # An idle scheduler polls, which takes one of few cores from whatever else runs.
+        engine_flags.default("--sleep-on-idle")
     if on_cpu and not engine_flags.has("--enable-torch-compile"):
         # The engine compiles a few one-line helpers on first use, which stops a CPU server for half a minute.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
