@@ -39,7 +39,7 @@ class DSparkConfig:
     survival_threshold: float = _flag("Survival below which the threshold policy stops verifying.", 0.3)
     cpu_attention: CpuCode = _flag("Attention on a CPU. fast: this project's. stock: the engine's own.", "fast")
     cpu_layers: CpuCode = _flag(
-        "Norms, rotary embedding and matrix products on a CPU. fast: compiled, with packed weights. stock: the engine's.",
+        "Norms, rotary embedding and products on a CPU. fast: compiled, with packed weights. stock: the engine's own.",
         "fast",
     )
     overlap: Overlap = _flag("Overlapped scheduling. auto: off on a CPU, elsewhere as the engine decides.", "auto")

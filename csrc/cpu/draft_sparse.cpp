@@ -16,24 +16,45 @@ struct Keys;
 struct Sorted;
 struct Bases;
 
+int64_t at_least(const float* values, int64_t count, float threshold) {
+    int32_t n = 0;
+    for (int64_t i = 0; i < count; ++i) n += values[i] >= threshold;
+    return n;
+}
+
+// A value that at least `support` of the values reach, and not many more. Halving the range finds one in a few passes
+// over a small array; where values crowd (ties, huge outliers) it gives up, and the exact one is selected.
+float lower_bound(const float* values, int64_t count, int64_t support) {
+    float low = __builtin_inff(), high = -__builtin_inff();
+    for (int64_t i = 0; i < count; ++i) low = std::min(low, values[i]), high = std::max(high, values[i]);
+    if (is_finite(low)) {
+        for (int step = 0; step < 24; ++step) {
+            const float middle = low + 0.5f * (high - low);
+            const int64_t reached = at_least(values, count, middle);
+            if (reached >= support && reached <= support + support / 4) return middle;
+            (reached >= support ? low : high) = middle;
+        }
+    }
+    float* order = scratch<Order, float>(count);
+    std::copy(values, values + count, order);
+    std::nth_element(order, order + support - 1, order + count, std::greater<float>());
+    return order[support - 1];
+}
+
 // The `support` largest entries of a row, lowest token on ties: ids ascending, and their values. False when the row
 // cannot be drawn from.
 //
-// The C-th largest of the blocks' maxima bounds the C-th largest entry from below, since C blocks have an entry that
-// reaches it. So the row is read once in full, and once more only where something can be found.
+// A value that C of the blocks' maxima reach bounds the C-th largest entry from below, since C blocks have an entry
+// that reaches it. So the row is read once in full, and once more only where something can be found.
 bool select(const RowKernels& kernels, Row row, int64_t vocab, int64_t support, int32_t* ids, float* values) {
     const int64_t blocks = (vocab + kBlock - 1) / kBlock;
     float* maxima = scratch<Maxima, float>(blocks);
     const RowScan scan = kernels.block_maxima(row, vocab, maxima);
     if (!drawable(scan.largest, scan.any_nan)) return false;
     float threshold = -__builtin_inff();
-    if (blocks > support) {
-        float* order = scratch<Order, float>(blocks);
-        std::copy(maxima, maxima + blocks, order);
-        std::nth_element(order, order + support - 1, order + blocks, std::greater<float>());
-        threshold = order[support - 1];
-    }
-    uint64_t* keys = scratch<Keys, uint64_t>(std::min(vocab, support * kBlock) + support);
+    if (blocks > support) threshold = lower_bound(maxima, blocks, support);
+    // Entries above the threshold lie in at most support + support / 4 blocks; of equal ones `support` are taken.
+    uint64_t* keys = scratch<Keys, uint64_t>(std::min(vocab, (support + support / 4) * kBlock) + support);
     int64_t found = kernels.collect(row, vocab, maxima, threshold, support, keys);
     uint64_t last = 0;
     if (found > support) {

@@ -25,7 +25,10 @@ _HEADS = {"vanilla": 0, "gated": 1, "rnn": 2}
 _ACTIVATIONS = {"none": 0, "silu": 1}
 _FLOATS = tuple(_DTYPES)
 _MAX_CANDIDATES = 2048
+_MAX_ROWS = 16384
 _MAX_SCHEDULED = 16384
+# Candidates of all positions, which a block of the sparse loop keeps in shared memory (163 KB from sm_80 on).
+_MAX_KEPT = 12000
 
 _workspaces: dict[tuple[str, torch.device], list[Tensor]] = {}
 
@@ -198,6 +201,8 @@ def select_candidates(
     """
     fields: dict[str, Any] = _logits("base_logits", base_logits)
     batch, gamma, vocab = base_logits.shape
+    if batch * gamma > _MAX_ROWS:
+        raise ValueError(f"base_logits: expected at most {_MAX_ROWS} rows, got {tuple(base_logits.shape)}")
     if not 1 <= support <= min(vocab, _MAX_CANDIDATES):
         raise ValueError(f"support: expected 1 to {min(vocab, _MAX_CANDIDATES)}, got {support}")
     native, device = _native(), base_logits.device
@@ -243,6 +248,8 @@ def draft_sparse(
         ValueError: names the argument, its shape and what was expected.
     """
     batch, gamma, vocab = base_logits.shape
+    if gamma * support > _MAX_KEPT:
+        raise ValueError(f"support: expected at most {_MAX_KEPT // gamma} with {gamma} positions, got {support}")
     ids, values, bad = select_candidates(base_logits, support, head)
     heads = _Heads(head, confidence_head, hidden, base_logits)
     tokens = torch.empty((batch, gamma), dtype=torch.int64, device=ids.device)
