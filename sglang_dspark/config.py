@@ -37,6 +37,10 @@ class DSparkConfig:
     )
     verify_length: int | None = _flag("Draft tokens verified per request by the fixed policy (default: gamma).", None)
     survival_threshold: float = _flag("Survival below which the threshold policy stops verifying.", 0.3)
+    support: int = _flag(
+        "Candidates the draft chooses from at each position, the best by its base logits. 0: the whole vocabulary.",
+        0,
+    )
     cpu_attention: CpuCode = _flag("Attention on a CPU. fast: this project's. stock: the engine's own.", "fast")
     cpu_layers: CpuCode = _flag(
         "Norms, rotary embedding and products on a CPU. fast: compiled, with packed weights. stock: the engine's own.",
@@ -56,6 +60,8 @@ class DSparkConfig:
                 raise ConfigError(f"--dspark-verify-length {self.verify_length}: must be 0 or more")
             if self.policy != "fixed":
                 raise ConfigError(f"--dspark-verify-length is read by --dspark-policy fixed only, not {self.policy}")
+        if self.support < 0:
+            raise ConfigError(f"--dspark-support {self.support}: must be 0 or more")
         if not 0.0 <= self.survival_threshold <= 1.0:
             raise ConfigError(f"--dspark-survival-threshold {self.survival_threshold}: must lie in [0, 1]")
 

@@ -87,7 +87,7 @@ void draft_dense(const DraftProblem& p, const DenseOutput& out, Isa isa, int thr
             const float t = p.temperature(b);
             return DenseRow{p.noise(b), static_cast<uint32_t>(k), out.shifts[b * p.gamma + k], t > 0 ? 1.0f / t : 0.0f};
         };
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 2) if (threads > 1)
         for (int64_t piece = 0; piece < pieces; ++piece) {
             DenseState* mine = &states[piece * p.batch];
             std::fill(mine, mine + n, DenseState{});

@@ -109,7 +109,7 @@ __device__ void enter(const DenseLoop& p, const Workspace& w, const HeadShared& 
     }
 }
 
-__global__ void __launch_bounds__(kTileThreads) begin_kernel(DenseLoop p, Workspace w) {
+__global__ void __launch_bounds__(kTileThreads, 1) begin_kernel(DenseLoop p, Workspace w) {
     SharedLayout shared;
     const HeadShared s = HeadLayout(shared, p.heads).arrays();
     const int64_t b = blockIdx.x;
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kTileThreads, 2) step_kernel(DenseLoop p, Work
 
 // Token, log-sum and probability of position k, then position k + 1's latent.
 template <typename T, int Chunks, bool Vector>
-__global__ void __launch_bounds__(kTileThreads) finish_kernel(DenseLoop p, Workspace w, int k, int blocks) {
+__global__ void __launch_bounds__(kTileThreads, 1) finish_kernel(DenseLoop p, Workspace w, int k, int blocks) {
     DSPARK_SHARED(uint64_t, bests, kTileWarps);
     DSPARK_SHARED(float, tops, kTileWarps);
     DSPARK_SHARED(double, totals, kTileWarps);

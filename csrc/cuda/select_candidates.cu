@@ -46,14 +46,14 @@ struct Tile {
     static constexpr int kStep = Vector ? kPack<T> : 1;
     static constexpr int kVectors = kEach / kStep;
 
-    __device__ static int64_t element(int64_t tile, int vector) {
-        return tile + (static_cast<int64_t>(vector) * kTopThreads + threadIdx.x) * kStep;
+    __device__ static int element(int tile, int vector) {
+        return tile + (vector * kTopThreads + static_cast<int>(threadIdx.x)) * kStep;
     }
 
-    __device__ void load(const T* row, int64_t tile, int64_t end) {
+    __device__ void load(const T* row, int tile, int end) {
 #pragma unroll
         for (int v = 0; v < kVectors; ++v) {
-            const int64_t at = element(tile, v);
+            const int at = element(tile, v);
             if constexpr (Vector) {
                 // Ends of slices are multiples of the vector, and so is an aligned row's stride, not always its length.
                 if (at + kStep <= end) {
@@ -65,8 +65,8 @@ struct Tile {
         }
     }
 
-    __device__ void values(const T* row, int64_t tile, int64_t end, int v, float (&out)[kStep]) const {
-        const int64_t at = element(tile, v);
+    __device__ void values(const T* row, int tile, int end, int v, float (&out)[kStep]) const {
+        const int at = element(tile, v);
         if constexpr (Vector) {
             if (at + kStep <= end) {
                 unpack_as<T>(raw[v], out);
@@ -84,13 +84,12 @@ struct Tile {
 
 // Keys of the tile's elements. Returns whether one was NaN.
 template <typename T, bool Vector>
-__device__ bool keys_of(const Tile<T, Vector>& tile, const T* row, int64_t begin, int64_t end,
-                        uint64_t (&keys)[kEach]) {
+__device__ bool keys_of(const Tile<T, Vector>& tile, const T* row, int begin, int end, uint64_t (&keys)[kEach]) {
     constexpr int kStep = Tile<T, Vector>::kStep;
     bool nan = false;
 #pragma unroll
     for (int v = 0; v < Tile<T, Vector>::kVectors; ++v) {
-        const int64_t at = Tile<T, Vector>::element(begin, v);
+        const int at = Tile<T, Vector>::element(begin, v);
         float x[kStep];
         tile.values(row, begin, end, v, x);
 #pragma unroll
@@ -138,17 +137,18 @@ __global__ void __launch_bounds__(kTopThreads, 3) select_kernel(SelectCandidates
     const int64_t row = blockIdx.x / p.slices, slice = blockIdx.x % p.slices;
     const int64_t batch = row / p.gamma, position = row % p.gamma;
     const T* logits = static_cast<const T*>(p.logits) + batch * p.batch_stride + position * p.position_stride;
-    const int64_t length = (p.vocab + p.slices - 1) / p.slices;
-    const int64_t begin = slice * ((length + 31) / 32 * 32);  // vectors never straddle two slices
-    const int64_t stop = begin + (length + 31) / 32 * 32;
-    const int64_t end = stop < p.vocab ? stop : p.vocab;
+    // Vectors never straddle two slices. Tokens fit an int (kMaxVocab), which saves registers.
+    const int vocab = static_cast<int>(p.vocab);
+    const int length = static_cast<int>(((p.vocab + p.slices - 1) / p.slices + 31) / 32 * 32);
+    const int begin = static_cast<int>(slice) * length;
+    const int end = begin + length < vocab ? begin + length : vocab;
 
     BlockTop top(keys, counters, static_cast<int>(p.candidates));
     top.clear();
     bool nan = false;
     Tile<T, Vector> next;
     if (begin < end) next.load(logits, begin, end);
-    for (int64_t at = begin; at < end; at += kTopTile) {
+    for (int at = begin; at < end; at += kTopTile) {
         const Tile<T, Vector> tile = next;
         if (at + kTopTile < end) next.load(logits, at + kTopTile, end);  // in flight while this one is sifted
         uint64_t found[kEach];

@@ -50,9 +50,10 @@ class RowProcessor:
                 logits.index_copy_(0, chosen, entry.processor(logits[chosen], parameters).to(logits.dtype))
 
     @staticmethod
-    def probabilities(logits: torch.Tensor, info: Any, rows: RaggedRows) -> torch.Tensor | None:
-        """`[M, V]` float32 after temperature, top-k, top-p and min-p; None when every request is greedy."""
-        if info.is_all_greedy:
+    def filtered(logits: torch.Tensor, info: Any, rows: RaggedRows) -> torch.Tensor | None:
+        """`[M, V]` float32 after temperature, top-k, top-p and min-p; None where the softmax of the logits is meant."""
+        filtering = info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling
+        if info.is_all_greedy or not filtering:
             return None
         request = rows.request
         filters = Filters(

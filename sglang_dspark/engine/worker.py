@@ -27,8 +27,10 @@ from sglang_dspark.engine.draft_heads import confidence_head_of, markov_head_of
 from sglang_dspark.engine.layout import ragged_layout
 from sglang_dspark.engine.planner import Planner
 from sglang_dspark.engine.rows import RowProcessor
+from sglang_dspark.engine.streams import NoiseStreams
 from sglang_dspark.ops.accept import Accepted, accept
 from sglang_dspark.ops.draft_block import DraftBlock, draft_block
+from sglang_dspark.ops.noise import Noise
 from sglang_dspark.ops.ragged import RaggedRows
 
 logger = logging.getLogger(__name__)
@@ -63,8 +65,8 @@ class DSparkWorker(DSparkWorkerV2):
         self._confidence = confidence_head_of(self.draft_model)
         self._planner = Planner(self.config, self.gamma, has_confidence=self._confidence is not None)
         self._rows = RowProcessor()
-        self._noise = torch.Generator(device=self.device)
-        self._noise.manual_seed((self.target_worker.random_seed ^ _NOISE_DOMAIN) & 0x7FFF_FFFF_FFFF_FFFF)
+        seed = (int(self.target_worker.random_seed) ^ _NOISE_DOMAIN) & 0x7FFF_FFFF_FFFF_FFFF
+        self._streams = NoiseStreams(seed, self.device)
 
     def _maybe_build_draft_sampler(self) -> Any:
         # Our sequential loop follows the draft's graph instead of riding in its tail.
@@ -91,11 +93,15 @@ class DSparkWorker(DSparkWorkerV2):
         sampling_info, prefix_lens = batch.sampling_info, batch.seq_lens
         draft_input = batch.spec_info
         anchors = draft_input.bonus_tokens.view(-1).long()
-        greedy = (sampling_info.top_ks <= 1).view(-1)
+        temperatures = None
+        if not sampling_info.is_all_greedy:
+            greedy = (sampling_info.top_ks <= 1).view(-1)
+            temperatures = torch.where(greedy, 0.0, sampling_info.temperatures.view(-1).float())
+        noise = self._streams.next_round(batch.reqs)
         window = self._reserve(batch, draft_input)
 
         # 1, 2, 3. Draft: parallel part, sequential part, confidence.
-        block = self._draft(batch, draft_input, window, anchors, greedy)
+        block = self._draft(batch, draft_input, window, anchors, temperatures, noise)
 
         # 4. Schedule.
         lengths = self._planner.lengths(block, batch.reqs)
@@ -128,8 +134,8 @@ class DSparkWorker(DSparkWorkerV2):
                 barrier=grammar_barrier,
             )
         self._rows.apply(logits, batch, rows, verify_ids, window_index, grammar_mask)
-        p = self._rows.probabilities(logits, sampling_info, rows)
-        accepted = accept(logits, p, block, rows, greedy, self._noise)
+        p = self._rows.filtered(logits, sampling_info, rows)
+        accepted = accept(logits, block, rows, temperatures, noise, p)
         for tensor in (accepted.tokens, accepted.counts, accepted.last):
             self._tp_sync.sync(SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE, tensor)
         self._rows.observe(batch, accepted)
@@ -169,12 +175,18 @@ class DSparkWorker(DSparkWorkerV2):
         )
 
     def _draft(
-        self, batch: Any, draft_input: Any, window: VerifyWindow, anchors: torch.Tensor, greedy: torch.Tensor
+        self,
+        batch: Any,
+        draft_input: Any,
+        window: VerifyWindow,
+        anchors: torch.Tensor,
+        temperatures: torch.Tensor | None,
+        noise: Noise,
     ) -> DraftBlock:
         bs = len(batch.seq_lens)
         if not self._planner.needs_draft:
             return DraftBlock.skipped(bs, self.gamma, self.device)
-        target_model, sampling_info = self.target_worker.model_runner.model, batch.sampling_info
+        target_model = self.target_worker.model_runner.model
         embed = self.draft_model.embed_tokens if not self.sample_from_anchor else target_model.get_input_embeddings()
         with self._draft_context():
             forward = self._proposer._run_forward(
@@ -187,9 +199,6 @@ class DSparkWorker(DSparkWorkerV2):
             )
             with self._proposer._base_logits_context():
                 base_logits, features = self.draft_model.compute_base_logits(forward.raw_hidden)
-            temperatures = None
-            if not sampling_info.is_all_greedy:
-                temperatures = torch.where(greedy, 0.0, sampling_info.temperatures.view(-1).float())
             block = draft_block(
                 base_logits.view(bs, self.gamma, -1),
                 anchors,
@@ -197,7 +206,8 @@ class DSparkWorker(DSparkWorkerV2):
                 self._head,
                 self._confidence,
                 temperatures,
-                self._noise,
+                noise,
+                support=self.config.support or None,
             )
         self._tp_sync.sync(SpecTpSyncSite.DSPARK_DRAFT, block.tokens)
         return block

@@ -5,10 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from sglang_dspark.ops.categorical import draw
-from sglang_dspark.ops.draft_block import DraftBlock
+from sglang_dspark.ops.accept_torch import accept_torch
+from sglang_dspark.ops.draft_block import DraftBlock, check_noise, check_temperatures
+from sglang_dspark.ops.draft_q import DenseQ, SparseQ
+from sglang_dspark.ops.extension import extension, warn_missing
+from sglang_dspark.ops.noise import Noise
 from sglang_dspark.ops.ragged import RaggedRows
+
+_LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -21,18 +27,20 @@ class Accepted:
         last: `[B]` int64, the token that ended the round, the next anchor.
     """
 
-    tokens: torch.Tensor
-    counts: torch.Tensor
-    last: torch.Tensor
+    tokens: Tensor
+    counts: Tensor
+    last: Tensor
 
 
 def accept(
-    target_logits: torch.Tensor,
-    p: torch.Tensor | None,
+    target_logits: Tensor,
     block: DraftBlock,
     rows: RaggedRows,
-    greedy: torch.Tensor,
-    generator: torch.Generator | None = None,
+    temperatures: Tensor | None,
+    noise: Noise | None = None,
+    p: Tensor | None = None,
+    *,
+    isa: str | None = None,
 ) -> Accepted:
     """Test each request's drafted tokens against the target, in order, and end the round with one more token.
 
@@ -42,61 +50,77 @@ def accept(
 
     Args:
         target_logits: `[M, V]`, after the request's own processing; row `rows.start[r] + k` is `p_{k+1}` of request r.
-        p: `[M, V]` float32, what plain decoding would sample from; None when every request is greedy.
         block: the draft; `block.q` are the numbers its tokens were drawn from.
         rows: lengths ℓ and offsets of the ragged rows, M = Σ(1 + ℓ_r).
-        greedy: `[B]` bool, requests decoded by argmax.
+        temperatures: `[B]` float32, 0 for a request decoded by argmax; None when every one is. The same as
+            the draft's; in p only where `p` is not given.
+        noise: the round's, as given to the draft; may be None only when `temperatures` is.
+        p: `[M, V]` float32, what plain decoding would sample from, where filters make it something else than
+            `softmax(target_logits / T)`. Rows of argmax requests are not read.
+        isa: as in `draft_block`.
 
     Raises:
-        ValueError: row counts that do not agree.
+        ValueError: names the argument, what it is and what was expected, before anything runs.
     """
-    if target_logits.shape[0] != rows.total or (p is not None and p.shape != target_logits.shape):
+    _check(target_logits, block, rows, temperatures, noise, p)
+    batch_size, gamma = block.tokens.shape
+    if noise is None:
+        zeros = torch.zeros(batch_size, dtype=torch.int64, device=target_logits.device)
+        noise = Noise(0, zeros, zeros)
+    native = extension()
+    if native is None or target_logits.device.type != "cpu" or target_logits.dtype not in _LOGIT_DTYPES:
+        if native is None:
+            warn_missing("accept")
+        if isinstance(block.q, DenseQ):
+            raise ValueError(f"block.q: a dense draft of the extension needs target_logits on the CPU, {_LOGIT_DTYPES}")
+        return Accepted(*accept_torch(target_logits, p, block.tokens, block.q, block.usable, rows, temperatures, noise))
+    tokens = torch.empty((batch_size, gamma + 1), dtype=torch.int64)
+    counts, last = torch.empty((2, batch_size), dtype=torch.int64).unbind()
+    q = block.q
+    native.accept(
+        _rows_contiguous(target_logits), None if p is None else _rows_contiguous(p), rows.start, rows.lengths,
+        block.tokens.contiguous(), block.usable, None if temperatures is None else temperatures.contiguous(),
+        noise.seed & 0xFFFF_FFFF_FFFF_FFFF, noise.streams.contiguous(), noise.rounds.contiguous(),
+        None if q is None else q.native(), tokens, counts, last, isa or (q.isa if isinstance(q, DenseQ) else ""),
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return Accepted(tokens, counts, last)
+
+
+def _rows_contiguous(tensor: Tensor) -> Tensor:
+    return tensor if tensor.shape[-1] <= 1 or tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _check(
+    target_logits: Tensor,
+    block: DraftBlock,
+    rows: RaggedRows,
+    temperatures: Tensor | None,
+    noise: Noise | None,
+    p: Tensor | None,
+) -> None:
+    batch_size, gamma = block.tokens.shape
+    if target_logits.ndim != 2 or target_logits.shape[0] != rows.total or target_logits.shape[1] < 1:
+        raise ValueError(f"target_logits: expected [{rows.total}, V], got {tuple(target_logits.shape)}")
+    if p is not None and (p.shape != target_logits.shape or p.dtype != torch.float32):
+        expected = tuple(target_logits.shape)
+        raise ValueError(f"p: expected float32 {expected}, got {p.dtype} {tuple(p.shape)}")
+    if tuple(rows.lengths.shape) != (batch_size,) or tuple(block.usable.shape) != (batch_size,):
         raise ValueError(
-            f"target_logits, p: expected {rows.total} rows, got {tuple(target_logits.shape)}, "
-            f"{None if p is None else tuple(p.shape)}"
+            f"rows, block.usable: expected {batch_size} requests, got {len(rows.lengths)}, {tuple(block.usable.shape)}"
         )
-    gamma = block.tokens.shape[1]
-    request, offset = rows.request, rows.offset
-    proposed = offset < torch.minimum(block.usable, torch.full_like(block.usable, gamma))[request]
-    drafted = block.tokens[request, offset.clamp(max=gamma - 1)]
-    best = target_logits.argmax(dim=-1)
-    passed = proposed & (best == drafted)
-    if p is not None and block.q is not None:
-        p_x = p.gather(1, drafted.unsqueeze(1)).squeeze(1)
-        q_x = block.q[request, offset.clamp(max=gamma - 1), drafted]
-        uniform = torch.rand(p_x.shape, dtype=p_x.dtype, device=p_x.device, generator=generator)
-        passed = torch.where(greedy[request], passed, proposed & (uniform * q_x < p_x))
-    elif p is not None:
-        passed = passed & greedy[request]
-
-    # The first verified position that fails, or ℓ when none does, is where the round ends.
-    failed_at = torch.where(passed | (offset >= rows.lengths[request]), gamma + 1, offset)
-    end = torch.full_like(rows.lengths, gamma + 1)
-    end = end.scatter_reduce(0, request, failed_at, "amin", include_self=True)
-    end = torch.minimum(end, rows.lengths)
-    final_row = rows.start + end
-
-    last = best[final_row]
-    if p is not None:
-        last = torch.where(greedy, last, _redraw(p[final_row], block, end, proposed[final_row], generator))
-    last = torch.where(passed[final_row], drafted[final_row], last)
-
-    tokens = torch.cat([block.tokens, torch.zeros_like(last).unsqueeze(1)], dim=1)
-    tokens = tokens.scatter(1, end.unsqueeze(1), last.unsqueeze(1))
-    return Accepted(tokens, end + 1, last)
-
-
-def _redraw(
-    p: torch.Tensor, block: DraftBlock, end: torch.Tensor, tested: torch.Tensor, generator: torch.Generator | None
-) -> torch.Tensor:
-    """`[B]` int64 from the residual `(p - q)^+` where a drafted token was tested, else from `p` (`[B, V]`) itself."""
-    weights = p
-    if block.q is not None:
-        gamma = block.tokens.shape[1]
-        q = block.q[torch.arange(len(end), device=end.device), end.clamp(max=gamma - 1)]
-        residual = (p - q).clamp_min(0)
-        # Equal p and q reject with probability 0; rounding can still bring us here, and then p is what is left.
-        use = tested & (residual.sum(dim=-1) > 0)
-        weights = torch.where(use.unsqueeze(1), residual, p)
-    # Rows of greedy requests are drawn and then not used: keep them valid.
-    return draw(weights, generator)
+    if batch_size and int(rows.lengths.max()) > gamma:
+        raise ValueError(f"rows: lengths above gamma = {gamma}, got {rows.lengths.tolist()}")
+    if temperatures is not None:
+        check_temperatures(temperatures, batch_size)
+        if noise is None:
+            raise ValueError("noise: expected one, since temperatures are given; got None")
+    if noise is not None:
+        check_noise(noise, batch_size)
+    if isinstance(block.q, SparseQ) and (
+        tuple(block.q.ids.shape[:2]) != (batch_size, gamma) or block.q.ids.shape != block.q.probs.shape
+    ):
+        raise ValueError(
+            f"block.q: expected ids and probs ({batch_size}, {gamma}, C), got {tuple(block.q.ids.shape)}, "
+            f"{tuple(block.q.probs.shape)}"
+        )

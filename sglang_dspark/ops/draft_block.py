@@ -1,69 +1,43 @@
-"""The sequential part of the draft: γ tokens drawn left to right from the base logits (algorithm, step 2)."""
+"""The sequential part of the draft: γ tokens drawn left to right from base logits (algorithm, step 2)."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
-import torch.nn.functional as F
+from torch import Tensor
 
-from sglang_dspark.ops.categorical import draw
+from sglang_dspark.ops.draft_q import DenseQ, DraftQ, SparseQ
+from sglang_dspark.ops.draft_torch import draft_block_torch
+from sglang_dspark.ops.extension import extension, warn_missing
+from sglang_dspark.ops.markov import Activation, ConfidenceHead, HeadKind, MarkovHead
+from sglang_dspark.ops.noise import Noise
 
-HeadKind = Literal["vanilla", "gated", "rnn"]
-Activation = Literal["none", "silu"]
+__all__ = [
+    "Activation", "ConfidenceHead", "DraftBlock", "DraftFilter", "HeadKind", "MarkovHead", "draft_block",
+]  # fmt: skip
 
-
-@dataclass(frozen=True)
-class MarkovHead:
-    """Weights of a sequential head. `w1, w2: [V, r]`; `joint: [r, H + r]` (gated) or `[3 r, H + 2 r]` (rnn)."""
-
-    kind: HeadKind
-    w1: torch.Tensor
-    w2: torch.Tensor
-    joint: torch.Tensor | None = None
-    joint_bias: torch.Tensor | None = None
-    activation: Activation = "none"
-    first_position: bool = True
-
-    def step(self, previous: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Bias of one position.
-
-        Args:
-            previous: `[B]` int64, the token drawn just before.
-            hidden: `[B, H]`, the backbone's state at this position.
-            state: `[B, r]`, zero at the first position; only the rnn head reads it.
-
-        Returns:
-            bias `[B, V]`, next state `[B, r]`.
-        """
-        embedded = F.embedding(previous, self.w1)
-        if self.kind == "rnn":
-            assert self.joint is not None
-            z = torch.cat([state, embedded, hidden.to(embedded.dtype)], dim=-1)
-            gate, candidate, output = F.linear(z, self.joint, self.joint_bias).chunk(3, dim=-1)
-            gate = gate.sigmoid()
-            return F.linear(output.tanh(), self.w2), gate * state + (1 - gate) * candidate.tanh()
-        latent = F.silu(embedded) if self.activation == "silu" else embedded
-        if self.kind == "gated":
-            assert self.joint is not None
-            z = torch.cat([hidden.to(embedded.dtype), embedded], dim=-1)
-            latent = F.linear(z, self.joint, self.joint_bias).sigmoid() * latent
-        return F.linear(latent, self.w2), state
+_LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_WEIGHT_DTYPES = (torch.float32, torch.bfloat16)
+_MAX_GAMMA, _MAX_VOCAB = 255, 1 << 23
+_SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
-class ConfidenceHead:
-    """`c_k = σ(w · [h_k ; W1[x_{k-1}]] + b)`; without `with_markov` there is no second half. `weight [1, H(+r)]`."""
+class DraftFilter:
+    """Restricts q of each request to part of its candidates; None: not at all. Any choice is lossless.
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    with_markov: bool
+    Attributes:
+        top_k: `[B]` int64, at least 1; the candidates with the largest probabilities, lowest ids on ties.
+        top_p: `[B]` float32 in [0, 1]; judged on the sorted candidates before `top_k` cuts them, the first always kept.
+        mask: `[B, γ, ceil(V / 32)]` int32; bit `t % 32` of word `t // 32` allows token t. Where it leaves no candidate,
+            the usable prefix ends.
+    """
 
-    def __call__(self, hidden: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """`[B, γ, H]`, `[B, γ, r]` -> `[B, γ]` float32."""
-        features = torch.cat([hidden, embedded.to(hidden.dtype)], dim=-1) if self.with_markov else hidden
-        return F.linear(features.to(self.weight.dtype), self.weight, self.bias).squeeze(-1).float().sigmoid()
+    top_k: Tensor | None = None
+    top_p: Tensor | None = None
+    mask: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -71,17 +45,16 @@ class DraftBlock:
     """What one round's draft leaves for the scheduler and the accept.
 
     Attributes:
-        tokens: `[B, γ]` int64.
-        q: `[B, γ, V]` float32, the very probabilities `tokens` were drawn from; None when no row was sampled.
-            Rows of greedy requests hold zeros.
-        confidence: `[B, γ]` float32, or None without a confidence head.
-        usable: `[B]` int64, leading positions whose logits were finite. What lies past them must not be verified.
+        tokens: `[B, γ]` int64; 0 from the first position that is not usable.
+        q: the distributions `tokens` were drawn from; None when no row was sampled.
+        confidence: `[B, γ]` float32, 0 from the first position that is not usable; None without a confidence head.
+        usable: `[B]` int64, leading positions that could be drawn. What lies past them must not be verified.
     """
 
-    tokens: torch.Tensor
-    q: torch.Tensor | None
-    confidence: torch.Tensor | None
-    usable: torch.Tensor
+    tokens: Tensor
+    q: DraftQ | None
+    confidence: Tensor | None
+    usable: Tensor
 
     @classmethod
     def skipped(cls, batch_size: int, gamma: int, device: torch.device | str) -> DraftBlock:
@@ -91,72 +64,174 @@ class DraftBlock:
 
 
 def draft_block(
-    base_logits: torch.Tensor,
-    anchors: torch.Tensor,
-    hidden: torch.Tensor,
+    base_logits: Tensor,
+    anchors: Tensor,
+    hidden: Tensor,
     head: MarkovHead,
     confidence_head: ConfidenceHead | None,
-    temperatures: torch.Tensor | None,
-    generator: torch.Generator | None = None,
+    temperatures: Tensor | None,
+    noise: Noise | None = None,
+    *,
+    support: int | None = None,
+    filters: DraftFilter | None = None,
+    isa: str | None = None,
 ) -> DraftBlock:
     """Draw `x_k ~ softmax((U_k + b_k) / T)` for k = 1..γ, each bias depending on the token before (report, section 3).
 
+    A position can be drawn when its base logits and its corrected logits hold no NaN or +inf and something above -inf.
+
     Args:
-        base_logits: `[B, γ, V]`, any float dtype, `U_k = lm_head(h_k)`.
-        anchors: `[B]` int64, the last token the target emitted.
+        base_logits: `[B, γ, V]` float32, bfloat16 or float16, any strides over B and γ: `U_k = lm_head(h_k)`. γ at most
+            255, V at most 2^23. In dense form the accept reads it again.
+        anchors: `[B]` integers in [0, V), the last token the target emitted.
         hidden: `[B, γ, H]`, the backbone's hidden states `h_k`.
         temperatures: `[B]` float32, 0 for a row decoded by argmax; None when every row is.
-        generator: source of fresh, independent uniforms for sampled rows.
+        noise: whose randomness; may be None only when `temperatures` is.
+        support: C, q is the softmax over the C best base logits of each position (lowest ids on ties), clipped to V.
+            None: over the whole vocabulary.
+        filters: further restriction of q, sparse form only.
+        isa: "avx512", "avx2" or "scalar" instead of the best there is.
 
     Raises:
-        ValueError: shapes that do not agree; the message names the argument.
+        ValueError: names the argument, what it is and what was expected, before anything runs.
     """
-    _check(base_logits, anchors, hidden, head, temperatures)
-    batch_size, gamma = base_logits.shape[:2]
-    q = None if temperatures is None else base_logits.new_zeros(base_logits.shape, dtype=torch.float32)
-    usable = torch.ones(batch_size, dtype=torch.bool, device=base_logits.device)
-    state = head.w1.new_zeros((batch_size, head.w1.shape[1]))
-    previous, tokens, counts = anchors.long(), [], torch.zeros_like(anchors, dtype=torch.int64)
-    inputs = []
-    for k in range(gamma):
-        inputs.append(previous)
-        logits = base_logits[:, k].float()
-        if k > 0 or head.first_position:
-            bias, state = head.step(previous, hidden[:, k], state)
-            logits = logits + bias.float()
-        # -inf is a legitimate mask; NaN, +inf or a row without any finite entry is not something to draw from.
-        peak = logits.amax(dim=-1)
-        usable = usable & peak.isfinite() & ~logits.isnan().any(dim=-1)
-        counts = counts + usable
-        logits = torch.where(usable.unsqueeze(-1), logits, 0.0)
-        previous = logits.argmax(dim=-1)
-        if q is not None and temperatures is not None:
-            sampled = (temperatures > 0).unsqueeze(-1)
-            probabilities = torch.softmax(logits / torch.where(sampled, temperatures.unsqueeze(-1), 1.0), dim=-1)
-            q[:, k] = torch.where(sampled, probabilities, 0.0)
-            previous = torch.where(sampled.squeeze(-1), draw(probabilities, generator), previous)
-        tokens.append(previous)
-    confidence = None
-    if confidence_head is not None:
-        confidence = confidence_head(hidden, F.embedding(torch.stack(inputs, dim=1), head.w1))
-    return DraftBlock(torch.stack(tokens, dim=1), q, confidence, counts)
+    _check(base_logits, anchors, hidden, head, confidence_head, temperatures, noise, support, filters)
+    batch_size, gamma, vocab_size = base_logits.shape
+    if support is not None:
+        support = min(support, vocab_size)
+    if noise is None:
+        zeros = torch.zeros(batch_size, dtype=torch.int64, device=base_logits.device)
+        noise = Noise(0, zeros, zeros)
+    if filters is None:
+        filters = DraftFilter()
+    native = extension()
+    weights = [w for w in (head.w1, head.w2, head.joint) if w is not None]
+    weights += [confidence_head.weight] if confidence_head is not None else []
+    if (
+        native is None
+        or base_logits.device.type != "cpu"
+        or base_logits.dtype not in _LOGIT_DTYPES
+        or hidden.dtype not in _LOGIT_DTYPES
+        or any(w.dtype not in _WEIGHT_DTYPES for w in weights)
+    ):
+        if native is None:
+            warn_missing("draft_block")
+        return DraftBlock(
+            *draft_block_torch(
+                base_logits, anchors, hidden, head, confidence_head, temperatures, noise, support, filters.top_k,
+                filters.top_p, filters.mask,
+            )
+        )  # fmt: skip
+
+    base_logits, hidden = _rows_contiguous(base_logits), _rows_contiguous(hidden)
+    tokens = torch.empty((batch_size, gamma), dtype=torch.int64)
+    usable = torch.empty(batch_size, dtype=torch.int64)
+    confidence = None if confidence_head is None else torch.empty((batch_size, gamma))
+    common = (
+        base_logits, anchors.long().contiguous(), hidden,
+        native.Head(
+            head.kind, head.activation, head.first_position, _rows_contiguous(head.w1), _rows_contiguous(head.w2),
+            None if head.joint is None else _rows_contiguous(head.joint),
+            None if head.joint_bias is None else head.joint_bias.float().contiguous(),
+        ),
+        None if confidence_head is None else confidence_head.weight.contiguous(),
+        0.0 if confidence_head is None or confidence_head.bias is None else float(confidence_head.bias),
+        confidence_head is not None and confidence_head.with_markov,
+        None if temperatures is None else temperatures.contiguous(),
+        noise.seed & 0xFFFF_FFFF_FFFF_FFFF, noise.streams.contiguous(), noise.rounds.contiguous(),
+    )  # fmt: skip
+    q: DraftQ
+    if support is None:
+        latents = torch.empty((batch_size, gamma, native.arranged_size(head.w1.shape[1])))
+        shifts, log_sums, token_probs = torch.empty((3, batch_size, gamma)).unbind()
+        native.draft_dense(
+            *common, tokens, usable, confidence, latents, shifts, log_sums, token_probs, isa or "",
+            torch.get_num_threads(),
+        )  # fmt: skip
+        q = DenseQ(base_logits, head.w2, head.first_position, latents, shifts, log_sums, token_probs, isa or "")
+    else:
+        ids = torch.empty((batch_size, gamma, support), dtype=torch.int32)
+        probs = torch.empty((batch_size, gamma, support))
+        native.draft_sparse(
+            *common, filters.top_k, filters.top_p, filters.mask, tokens, usable, confidence, ids, probs, isa or "",
+            torch.get_num_threads(),
+        )  # fmt: skip
+        q = SparseQ(ids, probs)
+    return DraftBlock(tokens, None if temperatures is None else q, confidence, usable)
+
+
+def _rows_contiguous(tensor: Tensor) -> Tensor:
+    return tensor if tensor.shape[-1] <= 1 or tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _check(
-    base_logits: torch.Tensor,
-    anchors: torch.Tensor,
-    hidden: torch.Tensor,
+    base_logits: Tensor,
+    anchors: Tensor,
+    hidden: Tensor,
     head: MarkovHead,
-    temperatures: torch.Tensor | None,
+    confidence_head: ConfidenceHead | None,
+    temperatures: Tensor | None,
+    noise: Noise | None,
+    support: int | None,
+    filters: DraftFilter | None,
 ) -> None:
-    if base_logits.ndim != 3 or base_logits.shape[1] < 1:
-        raise ValueError(f"base_logits: expected [B, gamma >= 1, V], got {tuple(base_logits.shape)}")
-    batch_size, gamma, vocab_size = base_logits.shape
-    for name, tensor, shape in (
-        ("anchors", anchors, (batch_size,)),
-        ("temperatures", anchors if temperatures is None else temperatures, (batch_size,)),
-        ("head.w2", head.w2, (vocab_size, head.w1.shape[1])),
-        ("hidden[:2]", hidden[..., 0] if hidden.ndim == 3 else hidden, (batch_size, gamma)),
-    ):
-        if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
+    shape = tuple(base_logits.shape)
+    if len(shape) != 3 or not 1 <= shape[1] <= _MAX_GAMMA or not 1 <= shape[2] <= _MAX_VOCAB:
+        raise ValueError(f"base_logits: expected [B, 1 <= gamma <= {_MAX_GAMMA}, 1 <= V <= 2^23], got {shape}")
+    if not base_logits.is_floating_point() or not hidden.is_floating_point():
+        raise ValueError(f"base_logits, hidden: expected floats, got {base_logits.dtype}, {hidden.dtype}")
+    batch_size, gamma, vocab_size = shape
+    if hidden.ndim != 3 or tuple(hidden.shape[:2]) != (batch_size, gamma):
+        raise ValueError(f"hidden: expected shape ({batch_size}, {gamma}, H), got {tuple(hidden.shape)}")
+    head.check(vocab_size, hidden.shape[2])
+    if confidence_head is not None:
+        confidence_head.check(hidden.shape[2], head.w1.shape[1])
+    _check_vector("anchors", anchors, batch_size, (torch.int32, torch.int64))
+    if batch_size and (int(anchors.min()) < 0 or int(anchors.max()) >= vocab_size):
+        raise ValueError(f"anchors: expected tokens in [0, {vocab_size}), got {anchors.tolist()}")
+    if temperatures is not None:
+        check_temperatures(temperatures, batch_size)
+        if noise is None:
+            raise ValueError("noise: expected one, since temperatures are given; got None")
+    if noise is not None:
+        check_noise(noise, batch_size)
+    if support is not None and support < 1:
+        raise ValueError(f"support: expected at least 1, got {support}")
+    if filters is not None:
+        if support is None:
+            raise ValueError("filters: expected None in dense form (support=None)")
+        _check_filters(filters, batch_size, gamma, vocab_size)
+
+
+def _check_filters(filters: DraftFilter, batch_size: int, gamma: int, vocab_size: int) -> None:
+    if filters.top_k is not None:
+        _check_vector("top_k", filters.top_k, batch_size, (torch.int64,))
+        if bool((filters.top_k < 1).any()):
+            raise ValueError(f"top_k: expected at least 1, got {filters.top_k.tolist()}")
+    if filters.top_p is not None:
+        _check_vector("top_p", filters.top_p, batch_size, (torch.float32,))
+        if not bool(((filters.top_p >= 0) & (filters.top_p <= 1)).all()):
+            raise ValueError(f"top_p: expected values in [0, 1], got {filters.top_p.tolist()}")
+    if filters.mask is not None:
+        expected = (batch_size, gamma, math.ceil(vocab_size / 32))
+        if tuple(filters.mask.shape) != expected or filters.mask.dtype != torch.int32:
+            raise ValueError(f"mask: expected int32 {expected}, got {filters.mask.dtype} {tuple(filters.mask.shape)}")
+
+
+def check_temperatures(temperatures: Tensor, batch_size: int) -> None:
+    """Raises ValueError unless `[B]` float32, each 0 or positive, finite and not subnormal."""
+    _check_vector("temperatures", temperatures, batch_size, (torch.float32,))
+    known = (temperatures == 0) | ((temperatures >= _SMALLEST_TEMPERATURE) & temperatures.isfinite())
+    if not bool(known.all()):
+        raise ValueError(f"temperatures: expected 0 or a positive number, got {temperatures.tolist()}")
+
+
+def check_noise(noise: Noise, batch_size: int) -> None:
+    """Raises ValueError unless streams and rounds are `[B]` int64."""
+    _check_vector("noise.streams", noise.streams, batch_size, (torch.int64,))
+    _check_vector("noise.rounds", noise.rounds, batch_size, (torch.int64,))
+
+
+def _check_vector(name: str, value: Tensor, count: int, dtypes: tuple[torch.dtype, ...]) -> None:
+    if tuple(value.shape) != (count,) or value.dtype not in dtypes:
+        raise ValueError(f"{name}: expected shape ({count},) of {dtypes}, got {tuple(value.shape)} of {value.dtype}")

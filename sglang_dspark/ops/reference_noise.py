@@ -1,4 +1,4 @@
-"""The noise of a round in NumPy, written from docs/noise.md; integer and float32 steps, since the bits are the definition."""
+"""The noise of a round in NumPy, written from docs/noise.md; one rounding a step, since the bits are the definition."""
 
 from __future__ import annotations
 

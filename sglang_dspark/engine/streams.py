@@ -1,0 +1,37 @@
+"""Which noise each request uses: a stream of its own, and a round that is never used twice (docs/noise.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sglang_dspark.ops.noise import Noise
+
+
+class NoiseStreams:
+    """Numbers requests in the order they are first seen, the same on every rank of a group.
+
+    A request that leaves the batch and comes back, after a retraction for instance, is numbered anew: what its old
+    noise decided may have been seen by confidences that are still in use.
+    """
+
+    def __init__(self, seed: int, device: torch.device | str) -> None:
+        self._seed = seed
+        self._device = device
+        self._next_stream = 0
+        self._round = 0
+        self._streams: dict[str, int] = {}
+
+    def next_round(self, reqs: list[Any]) -> Noise:
+        """The noise of one round of this batch."""
+        known, self._streams = self._streams, {}
+        for req in reqs:
+            stream = known.get(req.rid)
+            if stream is None:
+                stream = self._next_stream
+                self._next_stream += 1
+            self._streams[req.rid] = stream
+        self._round += 1
+        streams = torch.tensor([self._streams[req.rid] for req in reqs], dtype=torch.int64, device=self._device)
+        return Noise(self._seed, streams, torch.full_like(streams, self._round))
