@@ -27,9 +27,10 @@ ${CXX:-g++} -shared -fopenmp -fsanitize=address,undefined "$work"/*.o -o "$work/
 export LD_PRELOAD="$(${CXX:-g++} -print-file-name=libasan.so) $(${CXX:-g++} -print-file-name=libubsan.so)"
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
-export PYTHONPATH="$work" OMP_WAIT_POLICY=PASSIVE HYPOTHESIS_MAX_EXAMPLES=10
+export PYTHONPATH="$work" OMP_WAIT_POLICY=PASSIVE
 cp -r tests "$work/tests"
 cp pyproject.toml "$work/"
 cd "$work"
 "$PYTHON" -c 'import sglang_dspark._C as c; print("instrumented:", c.__file__)'
-"$PYTHON" -m pytest -q -p no:cacheprovider tests/ops -k "not torch" "$@"
+# The tests of distributions draw tens of thousands of rounds by the same paths; they are left out for time.
+"$PYTHON" -m pytest -q -p no:cacheprovider tests/ops -k "not torch and not follow and not biased and not fresh" "$@"

@@ -274,7 +274,7 @@ __device__ int64_t closing_draw(const Request<T>& r, const AcceptWorkspace& w, c
 }
 
 template <typename T, bool Vector>
-__global__ void __launch_bounds__(kThreads, 1) accept_kernel(Accept p, AcceptWorkspace w, bool given_vector) {
+__global__ void __launch_bounds__(kThreads, 2) accept_kernel(Accept p, AcceptWorkspace w, bool given_vector) {
     DSPARK_SHARED(double, picks, kWarps);
     DSPARK_SHARED(int, pick_ints, 2 * kWarps);
     DSPARK_SHARED(int, flag, 1);

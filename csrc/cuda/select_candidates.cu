@@ -130,7 +130,7 @@ __device__ void write_row(const SelectCandidates& p, int64_t row, uint64_t* keys
 }
 
 template <typename T, bool Vector>
-__global__ void __launch_bounds__(kTopThreads, 3) select_kernel(SelectCandidates p, Workspace w) {
+__global__ void __launch_bounds__(kTopThreads, 2) select_kernel(SelectCandidates p, Workspace w) {
     DSPARK_SHARED(uint64_t, keys, kTopCapacity);
     DSPARK_SHARED(int, counters, 2 + 2 * kTopThreads / kWarp);
     DSPARK_SHARED(unsigned, partial, kTopThreads / kWarp);
@@ -146,11 +146,22 @@ __global__ void __launch_bounds__(kTopThreads, 3) select_kernel(SelectCandidates
     BlockTop top(keys, counters, static_cast<int>(p.candidates));
     top.clear();
     bool nan = false;
-    Tile<T, Vector> next;
-    if (begin < end) next.load(logits, begin, end);
+    // A tile is 4 or 8 KB; several in flight are what hides the latency of memory.
+    constexpr int kDepth = sizeof(T) == 2 ? 4 : 2;
+    Tile<T, Vector> ring[kDepth];
+#pragma unroll
+    for (int i = 0; i < kDepth; ++i) ring[i].load(logits, begin + i * kTopTile, end);
+    int slot = 0;
+#pragma unroll 1
     for (int at = begin; at < end; at += kTopTile) {
-        const Tile<T, Vector> tile = next;
-        if (at + kTopTile < end) next.load(logits, at + kTopTile, end);  // in flight while this one is sifted
+        Tile<T, Vector> tile;
+#pragma unroll
+        for (int i = 0; i < kDepth; ++i) {
+            if (i != slot) continue;
+            tile = ring[i];
+            ring[i].load(logits, at + kDepth * kTopTile, end);
+        }
+        slot = slot + 1 == kDepth ? 0 : slot + 1;
         uint64_t found[kEach];
         nan |= keys_of<T, Vector>(tile, logits, at, end, found);
         top.offer(found);
