@@ -10,7 +10,9 @@
 
 namespace dspark {
 
-AttentionKernel attention_kernel_avx2() { return avx2::attention_kernel(); }
+AttentionKernel attention_kernel_avx2() {
+    return avx2::attention_kernel();
+}
 
 }  // namespace dspark
 

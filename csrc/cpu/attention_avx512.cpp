@@ -10,7 +10,9 @@
 
 namespace dspark {
 
-AttentionKernel attention_kernel_avx512() { return avx512::attention_kernel(); }
+AttentionKernel attention_kernel_avx512() {
+    return avx512::attention_kernel();
+}
 
 }  // namespace dspark
 

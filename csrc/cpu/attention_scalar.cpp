@@ -7,6 +7,8 @@
 
 namespace dspark {
 
-AttentionKernel attention_kernel_scalar() { return scalar::attention_kernel(); }
+AttentionKernel attention_kernel_scalar() {
+    return scalar::attention_kernel();
+}
 
 }  // namespace dspark

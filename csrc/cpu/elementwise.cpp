@@ -31,7 +31,9 @@ void run_rows(void (*rows)(const P&, int64_t, int64_t), const P& p, int64_t row_
 
 }  // namespace
 
-void rms_norm(const RmsNorm& p, Isa isa, int threads) { run_rows(kernel_for(isa).rms_norm, p, p.width, threads); }
+void rms_norm(const RmsNorm& p, Isa isa, int threads) {
+    run_rows(kernel_for(isa).rms_norm, p, p.width, threads);
+}
 
 void silu_and_mul(const SiluAndMul& p, Isa isa, int threads) {
     run_rows(kernel_for(isa).silu_and_mul, p, 2 * p.width, threads);

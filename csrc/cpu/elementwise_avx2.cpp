@@ -10,7 +10,9 @@
 
 namespace dspark {
 
-ElementwiseKernel elementwise_kernel_avx2() { return avx2::elementwise_kernel(); }
+ElementwiseKernel elementwise_kernel_avx2() {
+    return avx2::elementwise_kernel();
+}
 
 }  // namespace dspark
 

@@ -10,7 +10,9 @@
 
 namespace dspark {
 
-ElementwiseKernel elementwise_kernel_avx512() { return avx512::elementwise_kernel(); }
+ElementwiseKernel elementwise_kernel_avx512() {
+    return avx512::elementwise_kernel();
+}
 
 }  // namespace dspark
 

@@ -7,6 +7,8 @@
 
 namespace dspark {
 
-ElementwiseKernel elementwise_kernel_scalar() { return scalar::elementwise_kernel(); }
+ElementwiseKernel elementwise_kernel_scalar() {
+    return scalar::elementwise_kernel();
+}
 
 }  // namespace dspark

@@ -23,7 +23,7 @@ struct PagedAttention {
     int64_t requests, heads, kv_heads, dim, v_dim, slots;
     int64_t q_row, q_head, k_row, k_head, v_row, v_head, table_row;
     bool q_bf16, kv_bf16;
-    bool causal;      // a row sees keys up to its own position; the mask replaces this among own rows
+    bool causal;  // a row sees keys up to its own position; the mask replaces this among own rows
     float scale;
     int64_t window;   // >= 0: a row at position p sees no key before p - window
     float logit_cap;  // > 0: score = cap * tanh(score / cap)

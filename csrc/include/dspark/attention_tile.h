@@ -16,14 +16,16 @@ constexpr int kTileRows = 4 * V::W;
 constexpr int kRowsAtOnce = V::W == 16 ? 4 : 2;  // register blocking: 32 registers, or 16
 constexpr float kHidden = -__builtin_inff();
 
-inline int round_up(int64_t n, int64_t step) { return static_cast<int>((n + step - 1) / step * step); }
+inline int round_up(int64_t n, int64_t step) {
+    return static_cast<int>((n + step - 1) / step * step);
+}
 
 // Scratch of one thread, carved from one allocation.
 struct Scratch {
-    float* q;       // [M, dim padded], or [dim, M padded]
-    float* scores;  // [kBlock * kTileRows]
-    float* acc;     // [M, v_dim padded], not yet divided by `total`
-    float* keys;    // [kRowsAtOnce, dim], widened
+    float* q;                                                // [M, dim padded], or [dim, M padded]
+    float* scores;                                           // [kBlock * kTileRows]
+    float* acc;                                              // [M, v_dim padded], not yet divided by `total`
+    float* keys;                                             // [kRowsAtOnce, dim], widened
     float *largest, *total, *rescale, *first_key, *end_key;  // [kTileRows]
 
     static size_t floats(const PagedAttention& p) {
@@ -118,7 +120,9 @@ void many_scores(int dim, const float* const* keys, int keys_here, const float* 
         for (int n = 0; n < NM; ++n) sum[i][n].store(scores + i * m_padded + n * V::W);
 }
 
-inline const float* widened(const float* key, int, float*) { return key; }
+inline const float* widened(const float* key, int, float*) {
+    return key;
+}
 inline const float* widened(const Bf16* key, int dim, float* room) {
     for (int d = 0; d < dim; ++d) room[d] = to_float(key[d]);
     return room;
@@ -138,14 +142,21 @@ void all_scores(const PagedAttention& p, const T* const* keys, int count, int m_
     for (int j = 0; j < count; j += kRowsAtOnce) {
         const int here = count - j < kRowsAtOnce ? count - j : kRowsAtOnce;
         const float* k[kRowsAtOnce];
-        for (int i = 0; i < kRowsAtOnce; ++i)
-            k[i] = widened(keys[i < here ? j + i : j], dim, s.keys + i * padded);
+        for (int i = 0; i < kRowsAtOnce; ++i) k[i] = widened(keys[i < here ? j + i : j], dim, s.keys + i * padded);
         float* out = s.scores + j * m_padded;
         switch (m_padded / V::W) {
-            case 1: many_scores<1>(dim, k, here, s.q, m_padded, out); break;
-            case 2: many_scores<2>(dim, k, here, s.q, m_padded, out); break;
-            case 3: many_scores<3>(dim, k, here, s.q, m_padded, out); break;
-            default: many_scores<4>(dim, k, here, s.q, m_padded, out); break;
+            case 1:
+                many_scores<1>(dim, k, here, s.q, m_padded, out);
+                break;
+            case 2:
+                many_scores<2>(dim, k, here, s.q, m_padded, out);
+                break;
+            case 3:
+                many_scores<3>(dim, k, here, s.q, m_padded, out);
+                break;
+            default:
+                many_scores<4>(dim, k, here, s.q, m_padded, out);
+                break;
         }
     }
 }
@@ -164,7 +175,8 @@ inline void hide(const PagedAttention& p, const Rows& rows, int m_count, int64_t
         const int64_t first = static_cast<int64_t>(s.first_key[m]) - start;
         const int64_t end = static_cast<int64_t>(s.end_key[m]) - start;
         for (int j = 0; j < count && j < first; ++j) row[j * j_step] = kHidden;
-        for (int j = end < 0 ? 0 : static_cast<int>(end < count ? end : count); j < count; ++j) row[j * j_step] = kHidden;
+        for (int j = end < 0 ? 0 : static_cast<int>(end < count ? end : count); j < count; ++j)
+            row[j * j_step] = kHidden;
         if (p.mask == nullptr) continue;
         const uint8_t* seen = p.mask + rows.tile.mask_at + rows.query(m) * rows.count;
         const int64_t own = rows.prefix - start;  // j of the request's first own row
@@ -224,8 +236,7 @@ void weigh(const T* const* values, int count, int d, int tail, const float* weig
            const float* rescale, float* acc, int padded) {
     V sum[MB][NV];
     for (int m = 0; m < MB; ++m)
-        for (int n = 0; n < NV; ++n)
-            sum[m][n] = V::mul(V::load(acc + m * padded + d + n * V::W), V::set1(rescale[m]));
+        for (int n = 0; n < NV; ++n) sum[m][n] = V::mul(V::load(acc + m * padded + d + n * V::W), V::set1(rescale[m]));
     for (int j = 0; j < count; ++j) {
         V value[NV];
         for (int n = 0; n < NV; ++n)
@@ -318,8 +329,10 @@ BadSlot attend(const PagedAttention& p, const Rows& rows, int m_count, int m_pad
         const bool masked = p.mask != nullptr && start + count > rows.prefix;
         if (masked || start < static_cast<int64_t>(first_all) || start + count > static_cast<int64_t>(end_all))
             hide(p, rows, m_count, start, count, m_step, j_step, s);
-        if (few) few_softmax(m_count, count, s);
-        else many_softmax(m_padded, count, s);
+        if (few)
+            few_softmax(m_count, count, s);
+        else
+            many_softmax(m_padded, count, s);
         all_weigh(p, values, count, m_count, m_step, j_step, s);
     }
     return {};
@@ -337,20 +350,26 @@ inline BadSlot run_tile(const PagedAttention& p, const AttentionTile& tile, floa
     // Padding columns and rows are read by whole vectors, so they must be finite.
     for (int i = 0, n = m_padded == 0 ? m_count * padded : dim * m_padded; i < n; ++i) s.q[i] = 0.0f;
     const int m_step = m_padded == 0 ? padded : 1, d_step = m_padded == 0 ? 1 : m_padded;
-    if (p.q_bf16) load_queries<Bf16>(p, rows, m_count, m_step, d_step, s.q);
-    else load_queries<float>(p, rows, m_count, m_step, d_step, s.q);
+    if (p.q_bf16)
+        load_queries<Bf16>(p, rows, m_count, m_step, d_step, s.q);
+    else
+        load_queries<float>(p, rows, m_count, m_step, d_step, s.q);
     for (int m = 0; m < kTileRows; ++m) s.largest[m] = kHidden, s.total[m] = 0.0f;
     for (int i = 0, n = m_count * round_up(p.v_dim, V::W); i < n; ++i) s.acc[i] = 0.0f;
     row_limits(p, rows, m_count, kv_len, s);
 
-    const BadSlot bad = p.kv_bf16 ? attend<Bf16>(p, rows, m_count, m_padded, s)
-                                  : attend<float>(p, rows, m_count, m_padded, s);
+    const BadSlot bad =
+        p.kv_bf16 ? attend<Bf16>(p, rows, m_count, m_padded, s) : attend<float>(p, rows, m_count, m_padded, s);
     if (bad.found) return bad;
-    if (p.q_bf16) store_rows<Bf16>(p, rows, m_count, s);
-    else store_rows<float>(p, rows, m_count, s);
+    if (p.q_bf16)
+        store_rows<Bf16>(p, rows, m_count, s);
+    else
+        store_rows<float>(p, rows, m_count, s);
     return {};
 }
 
-inline AttentionKernel attention_kernel() { return {kTileRows, &Scratch::floats, &run_tile}; }
+inline AttentionKernel attention_kernel() {
+    return {kTileRows, &Scratch::floats, &run_tile};
+}
 
 }  // namespace dspark::DSPARK_ISA

@@ -2,7 +2,9 @@
 
 namespace dspark::DSPARK_ISA {
 
-inline float to_float(float x) { return x; }
+inline float to_float(float x) {
+    return x;
+}
 inline float to_float(Bf16 x) {
     const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
     float value;
@@ -10,7 +12,9 @@ inline float to_float(Bf16 x) {
     return value;
 }
 
-inline void from_float(float x, float* out) { *out = x; }
+inline void from_float(float x, float* out) {
+    *out = x;
+}
 // To nearest, ties to even; a NaN stays one.
 inline void from_float(float x, Bf16* out) {
     uint32_t bits;

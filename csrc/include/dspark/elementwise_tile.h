@@ -4,7 +4,9 @@
 
 namespace dspark::DSPARK_ISA {
 
-inline void store(V x, float* out) { x.store(out); }
+inline void store(V x, float* out) {
+    x.store(out);
+}
 inline void store(V x, Bf16* out) {
     float lanes[V::W];
     x.store(lanes);
@@ -27,8 +29,10 @@ V load_some(const T* p, int64_t n) {
 }
 template <typename T>
 void store_some(V x, T* p, int64_t n) {
-    if (n == V::W) store(x, p);
-    else store_n(x, p, static_cast<int>(n));
+    if (n == V::W)
+        store(x, p);
+    else
+        store_n(x, p, static_cast<int>(n));
 }
 
 template <typename T>
@@ -111,6 +115,8 @@ inline void rotary_any(const Rotary& p, int64_t begin, int64_t end) {
 
 #undef DSPARK_FOR_VECTORS
 
-inline ElementwiseKernel elementwise_kernel() { return {&rms_norm_any, &silu_and_mul_any, &rotary_any}; }
+inline ElementwiseKernel elementwise_kernel() {
+    return {&rms_norm_any, &silu_and_mul_any, &rotary_any};
+}
 
 }  // namespace dspark::DSPARK_ISA
