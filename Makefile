@@ -11,7 +11,7 @@ SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 # Spinning OpenMP threads cost up to 30x on few cores.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: serve test lint unit e2e setup format clean
+.PHONY: serve test lint unit e2e exact sanitize setup format clean
 
 serve: setup
 	$(PY) -m sglang_dspark serve $(ARGS)
@@ -29,6 +29,12 @@ unit: $(VENV)/.dev setup
 
 e2e: $(VENV)/.dev setup
 	$(PY) -m pytest -m "e2e or engine" $(ARGS)
+
+exact: $(VENV)/.dev setup
+	$(PY) -m pytest tests/exactness -m "exact or not exact" --exactness-report python_bench/results/exactness.json
+
+sanitize: $(VENV)/.dev setup
+	PYTHON=$(PY) csrc/sanitize.sh
 
 format: $(VENV)/.dev
 	$(PY) -m ruff check --fix .
