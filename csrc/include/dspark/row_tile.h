@@ -40,11 +40,20 @@ struct Block {
     }
 };
 
+// Asks for what a pass over a row reaches soon: 2 KiB ahead made the pass 10 to 20 % faster than the hardware alone, on
+// a 2-core Xeon with AMX (bench_ops.py, sparse, batch 64).
+template <typename T>
+inline void prefetch_block(const T* p) {
+    const char* ahead = reinterpret_cast<const char*>(p) + 2048;
+    for (int byte = 0; byte < kBlock * static_cast<int>(sizeof(T)); byte += 64) __builtin_prefetch(ahead + byte);
+}
+
 template <typename T>
 RowScan block_maxima_of(const T* row, int64_t count, float* maxima) {
     float largest = -kInf;
     uint32_t nan = 0;
     for (int64_t first = 0; first < count; first += kBlock) {
+        prefetch_block(row + first);
         const Block<T> block(row + first, count - first, -kInf);
         for (int i = 0; i < kBlockVectors; ++i) nan |= mask_nan(block.x[i]);
         const float top = block.largest().largest();
@@ -93,6 +102,7 @@ float argmax_of(const T* row, int64_t count, int64_t* index) {
     float largest = -kInf;
     int64_t where = 0;
     for (int64_t first = 0; first < count; first += kBlock) {
+        prefetch_block(row + first);
         const float top = Block<T>(row + first, count - first, -kInf).largest().largest();
         if (top > largest) largest = top, where = first;
     }
@@ -123,6 +133,7 @@ SoftmaxRow softmax_row_of(const T* row, int64_t count, float inverse_temperature
         const int64_t end = start + kChunk < count ? start + kChunk : count;
         F top = fset(-kInf);
         for (int64_t first = start; first < end; first += kBlock) {
+            prefetch_block(row + first);
             top = V::max(Block<T>(row + first, count - first, -kInf).largest(), top);
         }
         const float chunk_top = top.largest();

@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from sglang_dspark.ops import cuda
+from sglang_dspark.ops.accept import accept
+from sglang_dspark.ops.draft_block import DraftBlock
 from sglang_dspark.ops.draft_q import SparseQ
 from sglang_dspark.ops.noise import Noise
+from sglang_dspark.ops.ragged import RaggedRows
 from sglang_dspark.ops.reference_accept import reference_accept
 from sglang_dspark.ops.reference_draft import reference_draft
 
@@ -80,7 +83,18 @@ class Round:
                 continue
             certain += 1
             assert tokens[r, : counts[r]].tolist() == emitted
+        if self.form == "sparse":
+            self.check_against_the_cpu(out, probabilities)
         return certain
+
+    def check_against_the_cpu(self, out: tuple[torch.Tensor, ...], probabilities: torch.Tensor | None) -> None:
+        """Token for token, with the q of these kernels."""
+        rows = RaggedRows.of(self.lengths.tolist(), "cpu")
+        block = DraftBlock(self.draft.tokens, self.draft.q, None, self.draft.usable)
+        p = None if probabilities is None else probabilities[: rows.total]
+        theirs = accept(self.logits[: rows.total], block, rows, self.temperatures, self.noise, p)
+        assert out[1].tolist() == theirs.counts.tolist()
+        assert out[0].tolist() == theirs.tokens.tolist()
 
 
 @pytest.mark.parametrize("form", ["sparse", "dense", "none"])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sglang_dspark.ops import cuda
+from sglang_dspark.ops.draft_block import draft_block
 from sglang_dspark.ops.draft_q import DenseQ, SparseQ
 from sglang_dspark.ops.draft_torch import draft_block_torch
 from sglang_dspark.ops.markov import ConfidenceHead, MarkovHead
@@ -56,6 +57,10 @@ class Case:
 
     def check(self, out: cuda.CudaDraft, support: int | None) -> None:
         self.check_against_torch(out, support)
+        # The CPU extension (or, for weights it does not cover, torch again): the same noise, the same tokens.
+        block = draft_block(*self.arguments(), support=support)
+        assert out.usable.tolist() == block.usable.tolist()
+        assert out.tokens.tolist() == block.tokens.tolist()
         for r in range(len(self.anchors)):
             self.check_against_float64(out, r, support)
 
