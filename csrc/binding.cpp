@@ -109,4 +109,5 @@ PYBIND11_MODULE(_C, m) {
     dspark::register_draft(m);
     dspark::register_accept(m);
     dspark::register_schedule(m);
+    dspark::register_seeded(m);
 }

@@ -17,6 +17,7 @@ ENVIRONMENT_VARIABLE = "SGLANG_DSPARK_CONFIG"
 
 Switch = Literal["on", "off"]
 PolicyName = Literal["fixed", "threshold"]
+Coupling = Literal["rejection", "gumbel"]
 CpuCode = Literal["fast", "stock"]
 Overlap = Literal["auto", "on", "off"]
 
@@ -37,6 +38,11 @@ class DSparkConfig:
     )
     verify_length: int | None = _flag("Draft tokens verified per request by the fixed policy (default: gamma).", None)
     survival_threshold: float = _flag("Survival below which the threshold policy stops verifying.", 0.3)
+    coupling: Coupling = _flag(
+        "How sampled requests accept. rejection: by p / q. gumbel: draft and target pick with the same noise, so that "
+        "the text of a seed is the same with any draft, policy or batch. Requests with their own seed always use it.",
+        "rejection",
+    )
     support: int = _flag(
         "Candidates the draft chooses from at each position, the best by its base logits. 0: the whole vocabulary.",
         0,
@@ -51,7 +57,7 @@ class DSparkConfig:
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
-        for name in ("plugin", "policy", "cpu_attention", "cpu_layers", "overlap"):
+        for name in ("plugin", "policy", "coupling", "cpu_attention", "cpu_layers", "overlap"):
             value, choices = getattr(self, name), get_args(hints[name])
             if value not in choices:
                 raise ConfigError(f"{flag_of(name)} {value!r}: choose one of {', '.join(choices)}")

@@ -55,6 +55,7 @@ ATTRIBUTES: tuple[str, ...] = (
     "sglang.srt.models.dspark.DSparkConfidenceHead",
     "sglang.srt.entrypoints.engine.Engine._launch_subprocesses",
     "sglang.srt.plugins.hook_registry.HookRegistry.register",
+    "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
 )
 
 # Replaced or mirrored: a change of their source means our counterpart must be read again.
@@ -67,6 +68,8 @@ PINNED: dict[str, str] = {
     _DSPARK + "dspark_verify.TargetVerifyExecutor._run_ragged": "bcf4c8eb348a5207",
     _DSPARK + "dspark_draft.DraftBlockProposer._run_forward": "e56e2d2b49917e21",
     "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.apply_logits_bias": "1e39687d59461a97",
+    "sglang.srt.layers.sampler.Sampler._sample_from_probs": "c90023f0fa9c16c7",
+    "sglang.srt.layers.sampler.multinomial_with_seed": "5802a0ad7e5f4eb8",
     "sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch": "4c8e67c1ecebd6b7",
     _PENALTY + "repetition_penalty.BatchedRepetitionPenalizer": "de1b44de639a26b2",
     _PENALTY + "frequency_penalty.BatchedFrequencyPenalizer": "13839176ad8e5384",

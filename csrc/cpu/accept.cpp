@@ -6,6 +6,7 @@
 
 #include "dspark/final_draw.h"
 #include "dspark/sample.h"
+#include "dspark/seeded.h"
 
 namespace dspark {
 namespace {
@@ -42,6 +43,11 @@ bool look(const AcceptProblem& p, const RowKernels& kernels, int64_t b, int64_t 
     if (!(temperature > 0.0f)) {
         out.last = argmax(p, kernels, row);
         passed = tested && out.last == drafted;
+    } else if (const NoiseKey noise = p.noise(b); noise.coupled) {
+        const auto* given = static_cast<const float*>(p.probabilities.data);
+        out.last = seeded_token(kernels, p.logit_row(row), given ? given + row * p.probabilities.stride : nullptr,
+                                p.vocab, temperature, coupled_prefix(noise, static_cast<uint32_t>(k)));
+        passed = tested && out.last == drafted;
     } else {
         float p_x = 0.0f;
         if (p.probabilities.data) {
@@ -56,7 +62,7 @@ bool look(const AcceptProblem& p, const RowKernels& kernels, int64_t b, int64_t 
             if (tested) kernels.softmax_probs(draw.softmax, p.logit_row(row) + drafted, 1, &p_x);
         }
         passed = tested && p.form != QForm::none &&
-                 passes(uniform(p.noise(b), Purpose::accept, static_cast<uint32_t>(k)), q_of(p, b, k, drafted), p_x);
+                 passes(uniform(noise, Purpose::accept, static_cast<uint32_t>(k)), q_of(p, b, k, drafted), p_x);
         out.last = passed ? drafted : -1;
         out.draw = draw;
     }

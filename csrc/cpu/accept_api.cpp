@@ -95,8 +95,8 @@ void read_q(AcceptProblem& p, const py::object& q) {
 void accept_rows(const py::object& target_logits, const py::object& probabilities, const py::object& start,
                  const py::object& lengths, const py::object& drafted, const py::object& usable,
                  const py::object& temperatures, uint64_t seed, const py::object& streams, const py::object& rounds,
-                 const py::object& q, const py::object& tokens, const py::object& counts, const py::object& last,
-                 const std::string& isa, int threads) {
+                 const py::object& coupled, const py::object& q, const py::object& tokens, const py::object& counts,
+                 const py::object& last, const std::string& isa, int threads) {
     const Isa selected = select_isa(isa);
     AcceptProblem p{};
     TensorArg logits("target_logits", target_logits);
@@ -120,6 +120,10 @@ void accept_rows(const py::object& target_logits, const py::object& probabilitie
     p.streams = integers("streams", streams, p.batch);
     p.rounds = integers("rounds", rounds, p.batch);
     p.seed = seed;
+    if (!coupled.is_none()) {
+        p.coupled =
+            TensorArg("coupled", coupled).of({Element::boolean}).shaped({p.batch}, "[B]").contiguous().data<uint8_t>();
+    }
     if (!temperatures.is_none()) {
         TensorArg t("temperatures", temperatures);
         p.temperatures = t.of({Element::f32}).shaped({p.batch}, "[B]").contiguous().data<float>();

@@ -8,5 +8,6 @@ namespace dspark {
 void register_draft(pybind11::module_& m);
 void register_accept(pybind11::module_& m);
 void register_schedule(pybind11::module_& m);
+void register_seeded(pybind11::module_& m);
 
 }  // namespace dspark

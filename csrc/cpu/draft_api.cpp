@@ -90,8 +90,8 @@ void read_confidence(DraftProblem& p, const py::object& weight, float bias, bool
 
 DraftProblem read_problem(const py::object& base_logits, const py::object& anchors, const py::object& hidden,
                           const HeadArgs& head, const py::object& temperatures, uint64_t seed,
-                          const py::object& streams, const py::object& rounds, const py::object& tokens,
-                          const py::object& usable) {
+                          const py::object& streams, const py::object& rounds, const py::object& coupled,
+                          const py::object& tokens, const py::object& usable) {
     DraftProblem p{};
     TensorArg base("base_logits", base_logits);
     base.of(kLogits).shaped({-1, -1, -1}, "[B, gamma, V]").rows_contiguous();
@@ -118,6 +118,10 @@ DraftProblem read_problem(const py::object& base_logits, const py::object& ancho
     p.seed = seed;
     p.streams = TensorArg("streams", streams).of({Element::i64}).shaped({p.batch}, "[B]").contiguous().data<int64_t>();
     p.rounds = TensorArg("rounds", rounds).of({Element::i64}).shaped({p.batch}, "[B]").contiguous().data<int64_t>();
+    if (!coupled.is_none()) {
+        p.coupled =
+            TensorArg("coupled", coupled).of({Element::boolean}).shaped({p.batch}, "[B]").contiguous().data<uint8_t>();
+    }
     p.tokens = TensorArg("tokens", tokens)
                    .of({Element::i64})
                    .shaped({p.batch, p.gamma}, "[B, gamma]")
@@ -156,12 +160,12 @@ SparseFilter read_filter(const DraftProblem& p, const py::object& top_k, const p
 void sparse(const py::object& base_logits, const py::object& anchors, const py::object& hidden, const HeadArgs& head,
             const py::object& confidence_weight, float confidence_bias, bool with_markov,
             const py::object& temperatures, uint64_t seed, const py::object& streams, const py::object& rounds,
-            const py::object& top_k, const py::object& top_p, const py::object& mask, const py::object& tokens,
-            const py::object& usable, const py::object& confidences, const py::object& ids, const py::object& probs,
-            const std::string& isa, int threads) {
+            const py::object& coupled, const py::object& top_k, const py::object& top_p, const py::object& mask,
+            const py::object& tokens, const py::object& usable, const py::object& confidences, const py::object& ids,
+            const py::object& probs, const std::string& isa, int threads) {
     const Isa selected = select_isa(isa);
     DraftProblem p =
-        read_problem(base_logits, anchors, hidden, head, temperatures, seed, streams, rounds, tokens, usable);
+        read_problem(base_logits, anchors, hidden, head, temperatures, seed, streams, rounds, coupled, tokens, usable);
     read_confidence(p, confidence_weight, confidence_bias, with_markov, confidences);
     const SparseFilter filter = read_filter(p, top_k, top_p, mask);
     TensorArg candidates("ids", ids);
@@ -177,12 +181,13 @@ void sparse(const py::object& base_logits, const py::object& anchors, const py::
 
 void dense(const py::object& base_logits, const py::object& anchors, const py::object& hidden, const HeadArgs& head,
            const py::object& confidence_weight, float confidence_bias, bool with_markov, const py::object& temperatures,
-           uint64_t seed, const py::object& streams, const py::object& rounds, const py::object& tokens,
-           const py::object& usable, const py::object& confidences, const py::object& latents, const py::object& shifts,
-           const py::object& log_sums, const py::object& token_probs, const std::string& isa, int threads) {
+           uint64_t seed, const py::object& streams, const py::object& rounds, const py::object& coupled,
+           const py::object& tokens, const py::object& usable, const py::object& confidences, const py::object& latents,
+           const py::object& shifts, const py::object& log_sums, const py::object& token_probs, const std::string& isa,
+           int threads) {
     const Isa selected = select_isa(isa);
     DraftProblem p =
-        read_problem(base_logits, anchors, hidden, head, temperatures, seed, streams, rounds, tokens, usable);
+        read_problem(base_logits, anchors, hidden, head, temperatures, seed, streams, rounds, coupled, tokens, usable);
     read_confidence(p, confidence_weight, confidence_bias, with_markov, confidences);
     const auto output = [&](const char* name, const py::object& tensor) {
         return TensorArg(name, tensor)

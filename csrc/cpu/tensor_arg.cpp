@@ -15,6 +15,7 @@ Element element_of(const std::string& name) {
     if (name == "torch.float64") return Element::f64;
     if (name == "torch.int32") return Element::i32;
     if (name == "torch.int64") return Element::i64;
+    if (name == "torch.bool") return Element::boolean;
     return Element::other;
 }
 

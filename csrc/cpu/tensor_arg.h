@@ -13,7 +13,7 @@
 
 namespace dspark {
 
-enum class Element { f32, bf16, f16, f64, i32, i64, other };
+enum class Element { f32, bf16, f16, f64, i32, i64, boolean, other };
 
 class TensorArg {
 public:

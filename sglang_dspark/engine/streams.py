@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from sglang_dspark.engine.seeds import coupled_streams
 from sglang_dspark.ops.noise import Noise
 
 
@@ -16,15 +17,16 @@ class NoiseStreams:
     noise decided may have been seen by confidences that are still in use.
     """
 
-    def __init__(self, seed: int, device: torch.device | str) -> None:
+    def __init__(self, seed: int, device: torch.device | str, coupling: str = "rejection") -> None:
         self._seed = seed
+        self._coupling = coupling
         self._device = device
         self._next_stream = 0
         self._round = 0
         self._streams: dict[str, int] = {}
 
-    def next_round(self, reqs: list[Any]) -> Noise:
-        """The noise of one round of this batch."""
+    def next_round(self, reqs: list[Any], prefix_lens: torch.Tensor) -> Noise:
+        """The noise of one round of this batch; `prefix_lens`: `[B]`, the anchors' places in their sequences."""
         known, self._streams = self._streams, {}
         for req in reqs:
             stream = known.get(req.rid)
@@ -33,5 +35,12 @@ class NoiseStreams:
                 self._next_stream += 1
             self._streams[req.rid] = stream
         self._round += 1
-        streams = torch.tensor([self._streams[req.rid] for req in reqs], dtype=torch.int64, device=self._device)
-        return Noise(self._seed, streams, torch.full_like(streams, self._round))
+        numbers = [self._streams[req.rid] for req in reqs]
+        seeds = coupled_streams(reqs, numbers, self._seed, self._coupling)
+        if seeds is None:
+            streams = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+            return Noise(self._seed, streams, torch.full_like(streams, self._round))
+        pairs = zip(seeds, numbers, strict=True)
+        streams = torch.tensor([n if s is None else s for s, n in pairs], dtype=torch.int64, device=self._device)
+        coupled = torch.tensor([s is not None for s in seeds], device=self._device)
+        return Noise(self._seed, streams, torch.where(coupled, prefix_lens.long(), self._round), coupled)

@@ -66,7 +66,7 @@ class DSparkWorker(DSparkWorkerV2):
         self._planner = Planner(self.config, self.gamma, has_confidence=self._confidence is not None)
         self._rows = RowProcessor()
         seed = (int(self.target_worker.random_seed) ^ _NOISE_DOMAIN) & 0x7FFF_FFFF_FFFF_FFFF
-        self._streams = NoiseStreams(seed, self.device)
+        self._streams = NoiseStreams(seed, self.device, self.config.coupling)
 
     def _maybe_build_draft_sampler(self) -> Any:
         # Our sequential loop follows the draft's graph instead of riding in its tail.
@@ -97,7 +97,7 @@ class DSparkWorker(DSparkWorkerV2):
         if not sampling_info.is_all_greedy:
             greedy = (sampling_info.top_ks <= 1).view(-1)
             temperatures = torch.where(greedy, 0.0, sampling_info.temperatures.view(-1).float())
-        noise = self._streams.next_round(batch.reqs)
+        noise = self._streams.next_round(batch.reqs, prefix_lens)
         window = self._reserve(batch, draft_input)
 
         # 1, 2, 3. Draft: parallel part, sequential part, confidence.

@@ -48,6 +48,9 @@ def accept(
     from `(p_k - q_k)^+`. The cut is coupled: when all ℓ < γ verified tokens are accepted, the already drawn `x_{ℓ+1}`
     is tested in the same way. At ℓ = γ, and where the draft gave nothing usable, the last token is a fresh draw of p.
 
+    A coupled request (`noise.coupled`) accepts what equals the target's own pick, `argmax(log p + g)` with the noise of
+    its seed; that pick ends the round. q is not used (algorithm, section 8).
+
     Args:
         target_logits: `[M, V]`, after the request's own processing; row `rows.start[r] + k` is `p_{k+1}` of request r.
         block: the draft; `block.q` are the numbers its tokens were drawn from.
@@ -81,8 +84,8 @@ def accept(
         _rows_contiguous(target_logits), None if p is None else _rows_contiguous(p), rows.start, rows.lengths,
         block.tokens.contiguous(), block.usable, None if temperatures is None else temperatures.contiguous(),
         noise.seed & 0xFFFF_FFFF_FFFF_FFFF, noise.streams.contiguous(), noise.rounds.contiguous(),
-        None if q is None else q.native(), tokens, counts, last, isa or (q.isa if isinstance(q, DenseQ) else ""),
-        torch.get_num_threads(),
+        noise.coupled, None if q is None else q.native(), tokens, counts, last,
+        isa or (q.isa if isinstance(q, DenseQ) else ""), torch.get_num_threads(),
     )  # fmt: skip
     return Accepted(tokens, counts, last)
 

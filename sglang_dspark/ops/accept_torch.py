@@ -8,6 +8,7 @@ from torch import Tensor
 from sglang_dspark.ops.draft_q import SparseQ
 from sglang_dspark.ops.noise import ACCEPT, LAST, Noise
 from sglang_dspark.ops.ragged import RaggedRows
+from sglang_dspark.ops.seeded import seeded_pick_torch
 
 
 def accept_torch(
@@ -28,12 +29,20 @@ def accept_torch(
     proposed = offset < usable.clamp(max=gamma)[request]
     drafted = drafted_tokens[request, position]
     best = logits.argmax(dim=-1)
-    passed = proposed & (best == drafted)
     greedy = torch.ones(batch_size, dtype=torch.bool, device=logits.device)
     if temperatures is not None:
         greedy = temperatures == 0
         if p is None:
             p = softmax_rows(logits, torch.where(greedy, 1.0, temperatures)[request], best)
+        if noise.coupled is not None:
+            # The target's own pick stands where the argmax stands for a greedy request.
+            seeds, places = noise.streams[request], noise.rounds[request] + offset
+            picked = seeded_pick_torch(logits, p, torch.where(greedy, 0.0, temperatures)[request], seeds, places)
+            best = torch.where(noise.coupled[request], picked, best)
+            greedy = greedy | noise.coupled
+    passed = proposed & (best == drafted)
+    if temperatures is not None:
+        assert p is not None
         p_x = p.gather(1, drafted.unsqueeze(1)).squeeze(1)
         sampled = torch.zeros_like(passed)
         if q is not None:

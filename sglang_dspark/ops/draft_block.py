@@ -139,6 +139,7 @@ def draft_block(
         confidence_head is not None and confidence_head.with_markov,
         None if temperatures is None else temperatures.contiguous(),
         noise.seed & 0xFFFF_FFFF_FFFF_FFFF, noise.streams.contiguous(), noise.rounds.contiguous(),
+        noise.coupled,
     )  # fmt: skip
     q: DraftQ
     if support is None:
@@ -227,9 +228,11 @@ def check_temperatures(temperatures: Tensor, batch_size: int) -> None:
 
 
 def check_noise(noise: Noise, batch_size: int) -> None:
-    """Raises ValueError unless streams and rounds are `[B]` int64."""
+    """Raises ValueError unless streams and rounds are `[B]` int64, and coupled, if given, `[B]` bool."""
     _check_vector("noise.streams", noise.streams, batch_size, (torch.int64,))
     _check_vector("noise.rounds", noise.rounds, batch_size, (torch.int64,))
+    if noise.coupled is not None:
+        _check_vector("noise.coupled", noise.coupled, batch_size, (torch.bool,))
 
 
 def _check_vector(name: str, value: Tensor, count: int, dtypes: tuple[torch.dtype, ...]) -> None:

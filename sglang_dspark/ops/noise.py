@@ -24,18 +24,27 @@ class Noise:
         seed: of the server, 64 bits.
         streams: `[B]` int64, a number of its own for every request; all 64 bits count.
         rounds: `[B]` int64, how many rounds the request has had; never used twice with the same stream.
+        coupled: `[B]` bool, requests whose draft and target pick with the noise of the request's own seed (algorithm,
+            section 8); their `streams` is that seed and their `rounds` the place in the sequence of the anchor. None:
+            no request.
     """
 
     seed: int
     streams: Tensor
     rounds: Tensor
+    coupled: Tensor | None = None
 
     def gumbel(self, position: int, tokens: Tensor) -> Tensor:
         """Gumbel noise of tokens `[B, N]` at a 0-based position of the draft, `[B, N]` float32."""
         token = tokens.long()
         index = (token >> 6 << 4) | (token & 15)
         words = self._words(DRAFT, position, index, self.streams.unsqueeze(1), self.rounds.unsqueeze(1))
-        return gumbel(words.gather(0, ((token >> 4) & 3).unsqueeze(0)).squeeze(0))
+        word = words.gather(0, ((token >> 4) & 3).unsqueeze(0)).squeeze(0)
+        if self.coupled is not None:
+            # gumbel() falls with its word, the engine's noise rises with the hash.
+            seeded = _MASK - seeded_hash(self.streams, self.rounds + position, token)
+            word = torch.where(self.coupled.unsqueeze(1), seeded, word)
+        return gumbel(word)
 
     def uniform(self, purpose: int, positions: Tensor, request: Tensor) -> Tensor:
         """One uniform of (0, 1) for each row's position and request, `[N]` float64."""
@@ -68,6 +77,33 @@ def philox(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, seed: int) -> Tensor:
         c0, c1, c2, c3 = ((high >> 32) & _MASK) ^ c1 ^ k0, high & _MASK, ((low >> 32) & _MASK) ^ c3 ^ k1, low & _MASK
         k0, k1 = (k0 + 0x9E3779B9) & _MASK, (k1 + 0xBB67AE85) & _MASK
     return torch.stack([c0, c1, c2, c3])
+
+
+def seeded_hash(seeds: Tensor, places: Tensor, tokens: Tensor) -> Tensor:
+    """The hash of the engine's seeded sampler, MurmurHash3 over seed, place in the sequence and token.
+
+    Args:
+        seeds, places: `[N]` int64; 64 bits of the seed and 32 of the place count.
+        tokens: `[N, K]` or `[K]` int64.
+
+    Returns:
+        `[N, K]` int64 in [0, 2^32).
+    """
+    h = torch.zeros_like(seeds)
+    for block in (seeds & _MASK, (seeds >> 32) & _MASK, places & _MASK):
+        h = _murmur_step(h, block)
+    h = _murmur_step(h.unsqueeze(1), tokens) ^ 16
+    h = (h ^ (h >> 16)) * 0x85EBCA6B & _MASK
+    h = (h ^ (h >> 13)) * 0xC2B2AE35 & _MASK
+    return h ^ (h >> 16)
+
+
+def _murmur_step(h: Tensor, k: Tensor) -> Tensor:
+    k = k * 0xCC9E2D51 & _MASK
+    k = ((k << 15) | (k >> 17)) & _MASK
+    h = h ^ (k * 0x1B873593 & _MASK)
+    h = ((h << 13) | (h >> 19)) & _MASK
+    return (h * 5 + 0xE6546B64) & _MASK
 
 
 def gumbel(words: Tensor) -> Tensor:

@@ -71,3 +71,34 @@ def _log(x: np.float32) -> np.float32:
     y = y + e * np.float32(-2.12194440e-4)
     y = y - z * np.float32(0.5)
     return (f + y) + e * np.float32(0.693359375)
+
+
+def murmur_hash3(data: bytes) -> int:
+    """MurmurHash3_x86_32 with seed 0 (A. Appleby, public domain)."""
+    h = 0
+    padded = data + b"\0" * (-len(data) % 4)
+    for i in range(0, len(padded), 4):
+        k = int.from_bytes(padded[i : i + 4], "little") * 0xCC9E2D51 & 0xFFFFFFFF
+        k = (k << 15 | k >> 17) * 0x1B873593 & 0xFFFFFFFF
+        h ^= k
+        if i + 4 <= len(data):  # the tail is mixed in without this step
+            h = (h << 13 | h >> 19) & 0xFFFFFFFF
+            h = (h * 5 + 0xE6546B64) & 0xFFFFFFFF
+    h ^= len(data)
+    h = (h ^ h >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+    h = (h ^ h >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return h ^ h >> 16
+
+
+def seeded_hash(seed: int, place: int, token: int) -> int:
+    """The hash of the engine's seeded sampler; `seed` as an unsigned or a signed 64-bit integer."""
+    blocks = (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, place & 0xFFFFFFFF, token)
+    return murmur_hash3(b"".join(block.to_bytes(4, "little") for block in blocks))
+
+
+def seeded_keys(p: npt.NDArray[np.float64], seed: int, place: int) -> npt.NDArray[np.float64]:
+    """`log p + g` of every token of one row, `[V]`: the engine's own noise, `-log(-log(hash / (2^32 - 1)))`."""
+    hashes = np.array([seeded_hash(seed, place, token) for token in range(len(p))], dtype=np.float64)
+    with np.errstate(divide="ignore"):
+        exponential = np.clip(-np.log(hashes / (2**32 - 1)), 2.0**-32, np.finfo(np.float64).max)
+        return np.log(p) - np.log(exponential)

@@ -36,7 +36,11 @@ def target_probs(logits: torch.Tensor, temperatures: torch.Tensor, filters: Filt
     Returns:
         `[M, V]` float32.
     """
-    p = torch.softmax(logits.float() / temperatures.unsqueeze(1), dim=-1)
+    return filtered(torch.softmax(logits.float() / temperatures.unsqueeze(1), dim=-1), filters)
+
+
+def filtered(p: torch.Tensor, filters: Filters) -> torch.Tensor:
+    """Rows `[M, V]` float32 of probabilities after the filters, renormalised."""
     if not filters.active or p.shape[0] == 0:
         return p
     size = min(_SHORTLIST, p.shape[1])

@@ -57,6 +57,13 @@ def dspark(serve: Serve) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="session")
+def threshold(serve: Serve) -> Iterator[ServerProcess]:
+    """The threshold policy under overlapped scheduling."""
+    with serve("--dspark-policy", "threshold", "--dspark-overlap", "on", name="threshold-overlap") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def undrafted(serve: Serve) -> Iterator[ServerProcess]:
     """Speculation that never drafts: every round verifies the anchor alone."""
     with serve("--dspark-verify-length", "0", name="undrafted") as server:

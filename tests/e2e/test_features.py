@@ -6,7 +6,6 @@ The engine's own round applies one state to a whole block; these features differ
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -32,12 +31,6 @@ FEATURES: dict[str, dict[str, Any]] = {
     "one_token": {"max_new_tokens": 1},
     "ignore_eos": {"ignore_eos": True, "max_new_tokens": 40},
 }
-
-
-@pytest.fixture(scope="module")
-def threshold(serve: Any) -> Iterator[ServerProcess]:
-    with serve("--dspark-policy", "threshold", "--dspark-overlap", "on", name="threshold-overlap") as server:
-        yield server
 
 
 def generate(server: ServerProcess, requests: list[Request], sampling: dict[str, Any], **fields: Any) -> list[dict]:

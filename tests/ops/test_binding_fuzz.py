@@ -60,6 +60,7 @@ def valid_draft(sparse: bool, guards: list[torch.Tensor]) -> list[Any]:
         torch.randn(B, GAMMA, V), torch.zeros(B, dtype=torch.int64), torch.randn(B, GAMMA, H),
         native.Head("vanilla", "none", True, weights, weights, None, None), torch.randn(1, H + R), 0.0, True,
         torch.ones(B), 5, torch.zeros(B, dtype=torch.int64), torch.zeros(B, dtype=torch.int64),
+        torch.tensor([True, False]),
     ]  # fmt: skip
     outputs = [
         guarded((B, GAMMA), torch.int64, guards), guarded((B,), torch.int64, guards),
@@ -83,9 +84,16 @@ def valid_accept(guards: list[torch.Tensor], form: str) -> list[Any]:
     return [
         torch.randn(B * 2, V), None, torch.tensor([0, 2]), torch.tensor([1, 1]),
         torch.zeros(B, GAMMA, dtype=torch.int64), torch.full((B,), GAMMA), torch.ones(B), 5,
-        torch.zeros(B, dtype=torch.int64), torch.zeros(B, dtype=torch.int64), q,
+        torch.zeros(B, dtype=torch.int64), torch.zeros(B, dtype=torch.int64), torch.tensor([True, False]), q,
         guarded((B, GAMMA + 1), torch.int64, guards), guarded((B,), torch.int64, guards),
         guarded((B,), torch.int64, guards), "", 1,
+    ]  # fmt: skip
+
+
+def valid_pick(guards: list[torch.Tensor]) -> list[Any]:
+    places = torch.zeros(B, dtype=torch.int64)
+    return [
+        torch.randn(B, V), torch.rand(B, V), torch.ones(B), places, places, guarded((B,), torch.int64, guards), "", 1,
     ]  # fmt: skip
 
 
@@ -100,14 +108,21 @@ def outputs_of(arguments: list[Any], guards: list[torch.Tensor]) -> set[int]:
     return {i for i, a in enumerate(arguments) if isinstance(a, torch.Tensor) and a.data_ptr() in starts}
 
 
-@pytest.mark.parametrize("call", ["draft_sparse", "draft_dense", "accept none", "accept sparse", "accept dense"])
+@pytest.mark.parametrize(
+    "call", ["draft_sparse", "draft_dense", "accept none", "accept sparse", "accept dense", "seeded_pick"]
+)
 def test_wrong_arguments_raise_and_nothing_else(call: str) -> None:
     rng = random.Random(call)
     name, _, form = call.partition(" ")
     ran = refused = 0
     for trial in range(1500):
         guards: list[torch.Tensor] = []
-        arguments = valid_accept(guards, form) if name == "accept" else valid_draft(name == "draft_sparse", guards)
+        if name == "accept":
+            arguments = valid_accept(guards, form)
+        elif name == "seeded_pick":
+            arguments = valid_pick(guards)
+        else:
+            arguments = valid_draft(name == "draft_sparse", guards)
         for _ in range(rng.randint(0, 3) if trial else 0):
             index = rng.randrange(len(arguments))
             replaced = head(rng) if type(arguments[index]).__name__ == "Head" else tensor(rng)

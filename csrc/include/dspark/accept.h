@@ -19,6 +19,7 @@ struct AcceptProblem {
     uint64_t seed;
     const int64_t* streams;
     const int64_t* rounds;
+    const uint8_t* coupled;  // [batch] who accepts what equals its seed's pick (seeded.h), or null
 
     QForm form;
     SparseOutput sparse;
@@ -34,7 +35,7 @@ struct AcceptProblem {
 
     float temperature(int64_t b) const { return temperatures ? temperatures[b] : 0.0f; }
     NoiseKey noise(int64_t b) const {
-        return {seed, static_cast<uint64_t>(streams[b]), static_cast<uint32_t>(rounds[b])};
+        return {seed, static_cast<uint64_t>(streams[b]), static_cast<uint32_t>(rounds[b]), coupled && coupled[b] != 0};
     }
     Row logit_row(int64_t row) const { return Row{logits.data, logits.dtype} + row * logits.stride; }
 };

@@ -46,6 +46,7 @@ struct DraftProblem {
     uint64_t seed;
     const int64_t* streams;  // [batch]
     const int64_t* rounds;   // [batch], the low 32 bits count
+    const uint8_t* coupled;  // [batch] whose noise is its own seed's (random.h), or null
 
     int64_t* tokens;     // out [batch, gamma]; 0 from the first position that could not be drawn
     int64_t* usable;     // out [batch], how many could
@@ -53,7 +54,7 @@ struct DraftProblem {
 
     float temperature(int64_t b) const { return temperatures ? temperatures[b] : 0.0f; }
     NoiseKey noise(int64_t b) const {
-        return {seed, static_cast<uint64_t>(streams[b]), static_cast<uint32_t>(rounds[b])};
+        return {seed, static_cast<uint64_t>(streams[b]), static_cast<uint32_t>(rounds[b]), coupled && coupled[b] != 0};
     }
 };
 

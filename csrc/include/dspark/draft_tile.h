@@ -138,6 +138,13 @@ inline Words draft_words(const NoiseKey& key, uint32_t position, U index) {
 // Noise of the 64 tokens of one block, in token order; `first` is a multiple of 64.
 inline void block_noise(const NoiseKey& key, uint32_t position, int32_t first, F* out) {
     constexpr int kLanes = 16 / V::W;
+    if (key.coupled) {
+        const uint32_t prefix = coupled_prefix(key, position);
+        for (int i = 0; i < kBlockVectors; ++i) {
+            out[i] = gumbel(coupled_word(prefix, uadd(ulane(), uset(static_cast<uint32_t>(first + i * V::W)))));
+        }
+        return;
+    }
     for (int part = 0; part < kLanes; ++part) {
         const U index = uadd(ulane(), uset(static_cast<uint32_t>(first / 4 + part * V::W)));
         const Words words = draft_words(key, position, index);
@@ -263,6 +270,16 @@ inline double sparse_weights(const float* logits, int count, float largest, floa
     return total;
 }
 
+// The word of every token's noise; `token` may hold any tokens.
+inline U token_words(const NoiseKey& key, uint32_t position, U token) {
+    if (key.coupled) return coupled_word(coupled_prefix(key, position), token);
+    const U which = uand(ushr<4>(token), uset(3));
+    const Words words = draft_words(key, position, uor(ushl<4>(ushr<6>(token)), uand(token, uset(15))));
+    U word = words.w[0];
+    for (uint32_t w = 1; w < 4; ++w) word = uselect_equal(which, uset(w), words.w[w], word);
+    return word;
+}
+
 inline int sparse_draw(const float* logits, const int32_t* ids, const uint8_t* keep, int count, float largest,
                        float inverse_temperature, const NoiseKey& key, uint32_t position) {
     float best = -kInf;
@@ -272,12 +289,7 @@ inline int sparse_draw(const float* logits, const int32_t* ids, const uint8_t* k
         const int left = count - i < V::W ? count - i : V::W;
         int32_t tokens[V::W] = {};
         __builtin_memcpy(tokens, ids + i, left * sizeof(int32_t));
-        const U token = uload(tokens);
-        const U index = uor(ushl<4>(ushr<6>(token)), uand(token, uset(15)));
-        const U which = uand(ushr<4>(token), uset(3));
-        const Words words = draft_words(key, position, index);
-        U word = words.w[0];
-        for (uint32_t w = 1; w < 4; ++w) word = uselect_equal(which, uset(w), words.w[w], word);
+        const U word = token_words(key, position, uload(tokens));
         const F logit = load_list(logits + i, left, -kInf);
         const F z = fmul(fsub(logit, fset(largest)), fset(inverse_temperature));
         float keys[V::W];
@@ -292,11 +304,41 @@ inline int sparse_draw(const float* logits, const int32_t* ids, const uint8_t* k
     return choice;
 }
 
+// The token at which the exponential race of p is won, E / p smallest, E = -log(hash / (2^32 - 1)): the argmax of
+// log p plus the engine's seeded noise. E >= 1 - hash / (2^32 - 1) decides almost every token without a logarithm; for
+// the rest the engine's own float64 formula is used.
+inline int64_t seeded_pick(const float* p, int64_t count, uint32_t prefix) {
+    double best = -__builtin_inf();
+    float ratio = 0x1.8p127f;  // no token that can win has E / p above it
+    int64_t choice = 0;
+    for (int64_t first = 0; first < count; first += kBlock) {
+        const int64_t here = count - first < kBlock ? count - first : kBlock;
+        F chance = fset(-1.0f);
+        for (int64_t i = 0; i < here; i += V::W) {
+            const F weight = load_list(p + first + i, static_cast<int>(here - i), 0.0f);
+            const U token = uadd(ulane(), uset(static_cast<uint32_t>(first + i)));
+            const F least = fmul(to_float(coupled_word(prefix, token)), fset(0.99999f * 0x1p-32f));
+            chance = V::max(fsub(fmul(weight, fset(ratio)), least), chance);
+        }
+        if (chance.largest() < 0.0f) continue;
+        for (int64_t token = first; token < first + here; ++token) {
+            const uint32_t hash = one::seeded_hash(prefix, static_cast<uint32_t>(token));
+            const double key = seeded_key(p[token], hash);
+            if (key > best) {
+                best = key, choice = token;
+                const double least = std::exp(-key) * 1.00001;
+                ratio = least < 0x1p127 ? static_cast<float>(least) : ratio;
+            }
+        }
+    }
+    return choice;
+}
+
 inline const RowKernels& kernels() {
     static constexpr RowKernels table = {
-        block_maxima,   collect,     widen,       arrange,     dots,          4,
-        pack_size,      pack,        packed_dots, draft_noise, dense_block,   dense_probs,
-        sparse_weights, sparse_draw, argmax,      softmax_row, softmax_probs, residual};
+        block_maxima,  collect,     widen,       arrange,     dots,           4,           pack_size, pack,
+        packed_dots,   draft_noise, dense_block, dense_probs, sparse_weights, sparse_draw, argmax,    softmax_row,
+        softmax_probs, residual,    seeded_pick};
     return table;
 }
 

@@ -5,6 +5,9 @@
 //
 // The stream is the request's own number and the round counts its rounds, so noise is fresh for every (request, round,
 // position, purpose) and the same whatever else is in the batch. `position` is the 0-based place in the block.
+//
+// A coupled request draws with its own seed's noise instead, which the target uses too (algorithm, section 8): there
+// the stream is that seed, and the round is the place in the sequence of the token before the block's first.
 #pragma once
 
 #include "dspark/hd.h"
@@ -67,6 +70,13 @@ DSPARK_HD inline U uxor(U a, U b) {
 DSPARK_HD inline U uand(U a, U b) {
     return a & b;
 }
+DSPARK_HD inline U uor(U a, U b) {
+    return a | b;
+}
+template <int N>
+DSPARK_HD inline U ushl(U a) {
+    return a << N;
+}
 template <int N>
 DSPARK_HD inline U ushr(U a) {
     return a >> N;
@@ -100,6 +110,7 @@ constexpr int64_t kMaxGamma = 255;               // positions 0..gamma have 8 bi
 struct NoiseKey {
     uint64_t seed, stream;
     uint32_t round;
+    bool coupled = false;
 };
 
 DSPARK_HD inline uint32_t counter(Purpose purpose, uint32_t position, uint32_t index) {
@@ -121,8 +132,19 @@ DSPARK_HD inline uint32_t token_word(uint32_t token) {
     return (token >> 4) & 3;
 }
 
+// What all tokens at one place of a seeded request have in common of their hash.
+DSPARK_HD inline uint32_t seeded_prefix(uint64_t seed, uint32_t place) {
+    const uint32_t low = one::murmur_step(0, static_cast<uint32_t>(seed));
+    return one::murmur_step(one::murmur_step(low, static_cast<uint32_t>(seed >> 32)), place);
+}
+
+DSPARK_HD inline uint32_t coupled_prefix(const NoiseKey& key, uint32_t position) {
+    return seeded_prefix(key.stream, key.round + position);
+}
+
 // Gumbel noise of one token at one position of the draft.
 DSPARK_HD inline float draft_gumbel(const NoiseKey& key, uint32_t position, uint32_t token) {
+    if (key.coupled) return gumbel(one::coupled_word(coupled_prefix(key, position), token));
     const one::Words words = noise_words(key, Purpose::draft, position, token_index(token));
     const uint32_t word = token_word(token);
     return gumbel(word == 0 ? words.w[0] : word == 1 ? words.w[1] : word == 2 ? words.w[2] : words.w[3]);

@@ -1,5 +1,6 @@
 // The noise, once for every number of lanes: included inside a namespace that has F (floats), U (uint32) and the
-// primitives fset fadd fsub fmul fmin, uset uadd uxor uand ushr, umulhi umullo, to_float as_float as_bits. No guard.
+// primitives fset fadd fsub fmul fmin, uset uadd uxor uand uor ushl ushr, umulhi umullo, to_float as_float as_bits. No
+// guard.
 //
 // Every step is one IEEE-754 operation rounded to nearest, never a fused multiply-add, so that C++, CUDA, NumPy and
 // torch produce the same bits. Compile with -ffp-contract=off.
@@ -54,4 +55,26 @@ DSPARK_HD inline F gumbel(U word) {
     // What rounding took from 1 - u is u - (1 - v); log(v - that) is log(v) - that, to the precision of u.
     const F exponential = fsub(fsub(u, fsub(fset(1.0f), v)), log_positive(v));
     return fsub(fset(0.0f), log_positive(exponential));
+}
+
+// The hash of the engine's seeded sampler: MurmurHash3 over seed (64 bits), place in the sequence and token (32 each).
+DSPARK_HD inline U murmur_step(U h, U k) {
+    k = umullo(k, uset(0xCC9E2D51u));
+    k = umullo(uor(ushl<15>(k), ushr<17>(k)), uset(0x1B873593u));
+    h = uxor(h, k);
+    h = uor(ushl<13>(h), ushr<19>(h));
+    return uadd(umullo(h, uset(5)), uset(0xE6546B64u));
+}
+
+// `prefix` is seeded_prefix() of the row.
+DSPARK_HD inline U seeded_hash(uint32_t prefix, U token) {
+    U h = uxor(murmur_step(uset(prefix), token), uset(16));
+    h = umullo(uxor(h, ushr<16>(h)), uset(0x85EBCA6Bu));
+    h = umullo(uxor(h, ushr<13>(h)), uset(0xC2B2AE35u));
+    return uxor(h, ushr<16>(h));
+}
+
+// Turned round, because gumbel() falls with its word and the engine's noise rises with the hash.
+DSPARK_HD inline U coupled_word(uint32_t prefix, U token) {
+    return uxor(seeded_hash(prefix, token), uset(0xFFFFFFFFu));
 }

@@ -102,6 +102,8 @@ struct RowKernels {
     void (*softmax_probs)(const SoftmaxRow& softmax, Row row, int64_t count, float* out);
     // p = (p - q)^+ in place (null: q = 0); returns the sum.
     double (*residual)(float* p, const float* q, int64_t count);
+    // Token that maximises log p plus the noise of a seeded request; `prefix` is seeded_prefix().
+    int64_t (*seeded_pick)(const float* p, int64_t count, uint32_t prefix);
 };
 
 const RowKernels& row_kernels_scalar();

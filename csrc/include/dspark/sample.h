@@ -1,6 +1,9 @@
 // Choices: which of two tokens wins, whether a draft token passes, what is left of p after a rejection.
 #pragma once
 
+#include <cfloat>
+#include <cmath>
+
 #include "dspark/hd.h"
 
 namespace dspark {
@@ -40,6 +43,14 @@ DSPARK_HD inline float draft_key(float logit, float shift, float inverse_tempera
     const float scaled = (logit - shift) * inverse_temperature;
     return scaled + gumbel_noise;
 #endif
+}
+
+// log p plus the engine's noise for a hash, in its own float64 steps: -log(-log(x)), x = hash / (2^32 - 1), with
+// -log(x) kept between 2^-32 and the largest double.
+inline double seeded_key(float p, uint32_t hash) {
+    const double exponential = -std::log(static_cast<double>(hash) / 4294967295.0);
+    const double clamped = exponential > 0x1p-32 ? (exponential < DBL_MAX ? exponential : DBL_MAX) : 0x1p-32;
+    return std::log(static_cast<double>(p)) - std::log(clamped);
 }
 
 // min(1, p / q) against one uniform. q = 0 cannot have been drawn; such a token passes when p allows it.
