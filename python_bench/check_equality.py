@@ -2,7 +2,7 @@
 
     python python_bench/check_equality.py                                 # 64 of the package's prompts
     python python_bench/check_equality.py --prompts held_out.jsonl --limit 64
-    python python_bench/check_equality.py --echo --limit 200 --batch 12 --verify-lengths 1 2 3 4 5
+    python python_bench/check_equality.py --echo --limit 200 --batch 12 --batched-only --verify-lengths 1 2 3 4 5
 
 Every prompt is answered one at a time and batched, with a cold and a warm prefix cache. A differing pair must be a
 floating-point tie of the plain engine. Exit status: 0 equal, 1 different, 2 inconclusive (nothing was drafted).
@@ -58,6 +58,7 @@ def parse_options() -> argparse.Namespace:
     add("--verify-lengths", type=int, nargs="+", help="one server for each --dspark-verify-length, not the default one")
     add("--max-new-tokens", type=int, default=128)
     add("--batch", type=int, default=16, help="requests in flight in the batched passes")
+    add("--batched-only", action="store_true", help="one batched pass instead of four passes")
     add("--serve-flags", default="", help="flags of serve for both servers")
     add("--seed", type=int, default=0, help="which prompts")
     add("--name", default="equality")
@@ -82,7 +83,7 @@ def measure(options: argparse.Namespace) -> dict[str, EqualityReport]:
         plain = servers.get("plain").base_url
         tokenizer = load_tokenizer(server_info(plain)["tokenizer_path"])
         requests = greedy_requests(prompts, tokenizer, options.max_new_tokens)
-        with tqdm(total=(1 + 4 * len(arms)) * len(requests), unit="request") as bar:
+        with tqdm(total=(1 + (1 if options.batched_only else 4) * len(arms)) * len(requests), unit="request") as bar:
             bar.set_description("plain")
             reference = plain_reference(plain, requests, on_result=lambda _: bar.update())
             reports = {}
@@ -90,7 +91,7 @@ def measure(options: argparse.Namespace) -> dict[str, EqualityReport]:
                 bar.set_description(arm.name)
                 server = servers.get(arm.name).base_url
                 reports[arm.name] = check_equality(
-                    server, requests, reference, options.batch, on_result=lambda _: bar.update()
+                    server, requests, reference, options.batch, options.batched_only, on_result=lambda _: bar.update()
                 )
             return reports
 

@@ -29,6 +29,8 @@ def preflight(flags: EngineFlags, settings: DSparkConfig, on_cpu: bool) -> Draft
     target = _target_config(flags)
     reading = None
     draft_path = flags.get("--speculative-draft-model-path")
+    if flags.get("--speculative-algorithm") == "DSPARK":
+        _check_features(flags)
     if draft_path is not None and flags.get("--speculative-algorithm") == "DSPARK":
         reading = _check_draft(flags, Path(draft_path), target, settings)
     if target is not None:
@@ -66,6 +68,21 @@ def _check_port(flags: EngineFlags) -> None:
             if error.errno == errno.EADDRINUSE:
                 raise ConfigError(f"--port {port}: already in use on {host}; choose another --port") from error
             raise ConfigError(f"--host {host} --port {port}: cannot be used: {error.strerror}") from error
+
+
+# What requests could ask for with these flags, and would not get from a speculating server.
+_REFUSED = {
+    "--enable-lora": "a LoRA adapter changes the target under a draft that was not trained for it",
+    "--lora-paths": "a LoRA adapter changes the target under a draft that was not trained for it",
+    "--enable-return-hidden-states": "the target's hidden states are taken for the draft and not returned",
+    "--return-hidden-states-mode": "the target's hidden states are taken for the draft and not returned",
+}
+
+
+def _check_features(flags: EngineFlags) -> None:
+    for flag, reason in _REFUSED.items():
+        if flags.has(flag):
+            raise ConfigError(f"{flag} does not go with DSpark: {reason}; leave it out, or use --dspark-draft none")
 
 
 def _check_draft(

@@ -137,6 +137,7 @@ def check_equality(
     requests: Sequence[Request],
     reference: Sequence[Result],
     batch: int = 16,
+    batched_only: bool = False,
     on_result: Callable[[Result], None] | None = None,
 ) -> EqualityReport:
     """Compare a server with the plain engine, one request at a time and batched, with a cold and a warm prefix cache.
@@ -146,9 +147,15 @@ def check_equality(
         requests: from `greedy_requests`.
         reference: `plain_reference` of the same requests.
         batch: requests in flight in the batched passes.
-        on_result: called after each of the `4 * len(requests)` answers.
+        batched_only: the batched pass with a cold cache alone.
+        on_result: called after each answer.
     """
     report = EqualityReport()
+    if batched_only:
+        flush_cache(base_url)
+        results = run_load(base_url, requests, batch, on_result=on_result).results
+        report.add("batched, cold", reference, results)
+        return report
     alone: list[Result] = []
     for request in requests:
         flush_cache(base_url)

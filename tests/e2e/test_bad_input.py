@@ -118,3 +118,10 @@ def test_more_kv_cache_than_memory(refused: Refused) -> None:
 
 def test_an_unknown_flag_of_ours(refused: Refused) -> None:
     assert "--dspark-verify-lenght" in refused("--dspark-verify-lenght", "3")
+
+
+@pytest.mark.parametrize("flags", [("--enable-lora",), ("--lora-paths", "a=b"), ("--enable-return-hidden-states",)])
+def test_features_that_speculation_does_not_have(refused: Refused, flags: tuple[str, ...]) -> None:
+    message = refused("--dspark-draft", str(demo_draft_path()), *flags)
+    assert flags[0] in message
+    assert "--dspark-draft none" in message

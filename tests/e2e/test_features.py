@@ -5,12 +5,14 @@ The engine's own round applies one state to a whole block; these features differ
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
 import httpx
 import pytest
 
+from sglang_dspark.evaluate.endpoints import server_info
 from sglang_dspark.evaluate.load import Request
 from sglang_dspark.evaluate.server import ServerProcess
 
@@ -76,6 +78,64 @@ def test_log_probabilities_equal_plain_serving(
         expected, found = (x["meta_info"]["output_token_logprobs"] for x in (a, b))
         assert [token for _, token, _ in found] == [token for _, token, _ in expected]
         assert [p for p, _, _ in found] == pytest.approx([p for p, _, _ in expected], abs=2e-4)
+
+
+def test_candidates_equal_plain_serving(plain: ServerProcess, dspark: ServerProcess, requests: list[Request]) -> None:
+    """Top candidates of every output token, chosen tokens' probabilities, and those of the prompt."""
+    fields = {
+        "return_logprob": True, "top_logprobs_num": 2, "token_ids_logprob": [28, 198], "logprob_start_len": 0
+    }  # fmt: skip
+    expected, found = (generate(server, requests[2:4], {"max_new_tokens": 12}, **fields) for server in (plain, dspark))
+    for a, b in zip(expected, found, strict=True):
+        for name in ("input_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs"):
+            left, right = a["meta_info"][name], b["meta_info"][name]
+            assert len(left) == len(right)
+            flat = [
+                [
+                    (p, token)
+                    for entry in rows
+                    if entry
+                    for p, token, *_ in ([entry] if name.startswith("input") else entry)
+                ]
+                for rows in (left, right)
+            ]
+            assert [token for _, token in flat[0]] == [token for _, token in flat[1]], name
+            values = [[p for p, _ in part if p is not None] for part in flat]
+            assert values[1] == pytest.approx(values[0], abs=5e-4), name
+
+
+def test_several_answers_to_one_prompt(plain: ServerProcess, dspark: ServerProcess, requests: list[Request]) -> None:
+    (expected,) = generate(plain, requests[:1], {})
+    answers = generate(dspark, requests[:1], {"n": 3})
+    assert [answer["text"] for answer in answers] == [expected["text"]] * 3
+
+
+def test_custom_logit_processor(serve: Any, requests: list[Request]) -> None:
+    """A processor with parameters of its own, for one of two requests; on both sides, for every drafted position."""
+    from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
+
+    answers = {}
+    for name, flags in (("plain", ("--dspark-draft", "none")), ("dspark", ())):
+        with serve(*flags, "--enable-custom-logit-processor", name=f"processor-{name}") as server:
+            free = generate(server, requests[:2], {})
+            banned = sorted({token for answer in free for token in answer["output_ids"][2:10]})
+            sampling = {"custom_params": {"token_ids": banned}}
+            fields = {"custom_logit_processor": [DisallowedTokensLogitsProcessor().to_str(), None]}
+            answers[name] = generate(server, requests[:2], sampling, **fields)
+            assert not set(banned) & set(answers[name][0]["output_ids"])
+            assert answers[name][1]["output_ids"] == free[1]["output_ids"]
+    assert [a["output_ids"] for a in answers["dspark"]] == [a["output_ids"] for a in answers["plain"]]
+
+
+def test_near_the_context_limit(plain: ServerProcess, dspark: ServerProcess, requests: list[Request]) -> None:
+    """The longest prompts that fit, by 1 to 9 tokens: blocks that would pass the end are cut, not the answer."""
+    limit = server_info(plain.base_url)["context_length"]
+    for room in (3, 4, 6, 9):
+        ids = (requests[0].input_ids * (limit // len(requests[0].input_ids) + 1))[: limit - room]
+        long = [dataclasses.replace(requests[0], input_ids=ids)]
+        expected, found = (generate(s, long, {"max_new_tokens": 64, "ignore_eos": True}) for s in (plain, dspark))
+        assert found[0]["output_ids"] == expected[0]["output_ids"]
+        assert found[0]["meta_info"]["finish_reason"] == expected[0]["meta_info"]["finish_reason"]
 
 
 def test_no_draft_token_is_verified_when_the_draft_does_not_run(
