@@ -177,6 +177,19 @@ def conditional_chi_square(
     return GoodnessOfFit(statistic, dof, float(chi2.sf(statistic, dof)))
 
 
+def correlation_chi_square(products: Sequence[npt.NDArray[np.float64]]) -> GoodnessOfFit:
+    """Are pairs of residuals uncorrelated? One degree of freedom for each kind of pair.
+
+    Args:
+        products: for each kind, the products of two residuals; each residual has mean 0 and variance 1 under the
+            hypothesis, given all that came before it.
+    """
+    from scipy.stats import chi2
+
+    statistic = sum(float(kind.sum()) ** 2 / kind.size for kind in products)
+    return GoodnessOfFit(statistic, len(products), float(chi2.sf(statistic, len(products))))
+
+
 def holm(p_values: Floats) -> list[float]:
     """Holm's step-down p-values: rejecting those below α keeps the chance of any false rejection at most α."""
     p = _finite(p_values, "p_values")

@@ -9,6 +9,7 @@ from sglang_dspark.evaluate.statistics import (
     accept_length,
     bootstrap,
     conditional_chi_square,
+    correlation_chi_square,
     holm,
     mean_accept_length,
     paired_ratio,
@@ -117,3 +118,12 @@ def test_rare_cells_are_merged_and_certain_ones_are_not_tested() -> None:
 def test_holm() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_correlated_residuals_are_found() -> None:
+    rng = np.random.default_rng(4)
+    z = rng.normal(size=(20, 500))
+    assert correlation_chi_square([z[1:] * z[:-1], z[2:] * z[:-2]]).dof == 2
+    p_values = [correlation_chi_square([a[1:] * a[:-1]]).p for a in rng.normal(size=(300, 200))]
+    assert kstest(p_values, "uniform").pvalue > 0.001
+    assert correlation_chi_square([z * (0.1 * z + rng.normal(size=z.shape))]).p < 1e-6

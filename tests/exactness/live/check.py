@@ -1,7 +1,8 @@
 """Judge what the engine drew: each token against its exact distribution given everything before it.
 
 A token's context is whatever the engine had drawn, so texts need not repeat: observed minus expected counts are a
-martingale (`conditional_chi_square`). Cells and groups look at the tokens one by one, in pairs, and by position.
+martingale (`conditional_chi_square`). Cells and groups look at the tokens one by one, in pairs, and by position. Draws
+at the same time have to be independent, and so do those of one answer given their contexts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import numpy as np
 
 from live.reference import Array, Ints, Reference
 from live.sampling import Drawn, Stream
-from sglang_dspark.evaluate.statistics import GoodnessOfFit, conditional_chi_square, holm
+from live.settings import GAMMA
+from sglang_dspark.evaluate.statistics import GoodnessOfFit, conditional_chi_square, correlation_chi_square, holm
 
 # Most likely token, the next one, all others.
 RANKS = 3
@@ -23,12 +25,20 @@ BIAS = 0.01
 
 @dataclass(frozen=True)
 class Evidence:
-    """Drawn tokens `[N]` with their distributions `[N, V]`, the token before each, and its position in the answer."""
+    """Drawn tokens `[N]` with their distributions `[N, V]`, the token before each, and its position in the answer.
+
+    Attributes:
+        residuals: `[S, L]`, the answers' tokens as numbers of mean 0 and variance 1; 0 where a context is left out.
+        concurrent: answers drawn at a time.
+        unsharp: contexts left out.
+    """
 
     tokens: Ints
     probabilities: Array
     previous: Ints
     positions: Ints
+    residuals: Array
+    concurrent: int
     unsharp: int
 
     @property
@@ -44,7 +54,24 @@ def evidence(reference: Reference, stream: Stream, drawn: Drawn) -> Evidence:
     tokens, previous = drawn.outputs[:, 1:], drawn.outputs[:, :-1]
     positions = np.broadcast_to(np.arange(1, drawn.outputs.shape[1]), tokens.shape)
     kept = sharp[:, 1:]
-    return Evidence(tokens[kept], p[:, 1:][kept], previous[kept], positions[kept], int((~kept).sum()))
+    residuals = np.zeros(tokens.shape)
+    residuals[kept] = residuals_of(tokens[kept], p[:, 1:][kept])
+    return Evidence(
+        tokens[kept], p[:, 1:][kept], previous[kept], positions[kept], residuals, stream.concurrent, int((~kept).sum())
+    )
+
+
+def residuals_of(tokens: Ints, probabilities: Array) -> Array:
+    """Where each token stands in its distribution, the most likely first, as a uniform number scaled to variance 1.
+
+    Uniform because a token's own share is filled at random (the randomised probability integral transform).
+    """
+    order = np.argsort(-probabilities, axis=1, kind="stable")
+    rank = np.argmax(order == tokens[:, None], axis=1)
+    rows, ordered = np.arange(len(tokens)), np.take_along_axis(probabilities, order, axis=1)
+    own = ordered[rows, rank]
+    before = ordered.cumsum(axis=1)[rows, rank] - own
+    return np.sqrt(12) * (before + own * np.random.default_rng(0).random(len(tokens)) - 0.5)
 
 
 def by_rank(tokens: Ints, probabilities: Array) -> tuple[Ints, Array]:
@@ -58,11 +85,16 @@ def by_rank(tokens: Ints, probabilities: Array) -> tuple[Ints, Array]:
 
 def statistics(found: Evidence) -> dict[str, GoodnessOfFit]:
     ranks, cells = by_rank(found.tokens, found.probabilities)
+    z = found.residuals
     return {
         "token": conditional_chi_square(found.tokens, found.probabilities),
         "pair of tokens": conditional_chi_square(found.tokens, found.probabilities, found.previous),
         "rank": conditional_chi_square(ranks, cells),
         "rank by position": conditional_chi_square(ranks, cells, np.minimum(found.positions, POSITIONS)),
+        "between answers": correlation_chi_square(
+            [z[lag:] * z[:-lag] for lag in range(1, max(2, min(found.concurrent, len(z))))]
+        ),
+        "within answers": correlation_chi_square([z[:, lag:] * z[:, :-lag] for lag in range(1, GAMMA + 1)]),
     }
 
 

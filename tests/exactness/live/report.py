@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from live.check import Judged
+if TYPE_CHECKING:
+    from live.check import Judged
 
-HEADER = ("setting", "tokens", "accepted drafts", "chi-square (dof)", "p", "power at 0.01", "verdict")
+Line = Mapping[str, Any]
 
 
 def rows(judged: Sequence[Judged]) -> list[dict[str, Any]]:
     return [asdict(line) for line in judged]
 
 
-def table(lines: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown of `rows`. The statistic is that of the cells with the smallest p; p is Holm's, over the whole table."""
-    out = ["| " + " | ".join(HEADER) + " |", "|" + "---|" * len(HEADER)]
-    for line in lines:
-        test = line["tests"][line["cells"]]
-        cells = (
-            line["setting"],
-            f"{line['tokens']:,}",
-            f"{line['accepted']:,} of {line['proposed']:,}",
-            f"{line['cells']}: {test['statistic']:.1f} ({test['dof']})",
-            f"{line['p']:.2g}",
-            f"{line['power']:.2f}",
-            line["verdict"],
-        )
-        out.append("| " + " | ".join(cells) + " |")
+def _statistic(line: Line) -> str:
+    test = line["tests"][line["cells"]]
+    return f"{line['cells']}: {test['statistic']:.1f} ({test['dof']})"
+
+
+COLUMNS: dict[str, Callable[[Line], str]] = {
+    "setting": lambda line: line["setting"],
+    "tokens": lambda line: f"{line['tokens']:,}",
+    "drafts accepted": lambda line: f"{line['accepted']:,} of {line['proposed']:,}",
+    "chi-square (dof)": _statistic,
+    "p": lambda line: f"{line['p']:.2g}",
+    "power": lambda line: f"{line['power']:.2f}",
+    "verdict": lambda line: line["verdict"],
+}
+
+
+def table(lines: Sequence[Line]) -> str:
+    """Markdown of `rows`: the statistic of the cells with the smallest p, and p by Holm over the whole table."""
+    out = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    out += ["| " + " | ".join(cell(line) for cell in COLUMNS.values()) + " |" for line in lines]
     return "\n".join(out)
