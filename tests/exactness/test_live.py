@@ -20,7 +20,7 @@ pytestmark = pytest.mark.engine
 SETTINGS = covering_array()
 # Tokens drawn by rounds, by batch size: what a core draws in about the same time.
 SHORT = {16: 12_000, 3: 4_000, 1: 2_000}
-LONG = {16: 100_000, 3: 50_000, 1: 50_000}
+LONG = {16: 100_000, 3: 50_400, 1: 50_400}
 # Chance that a correct engine fails somewhere in the table.
 ALPHA_SHORT, ALPHA_LONG = 0.001, 0.01
 TIME_LIMIT = 2400.0  # of one engine, on cores that others use too
@@ -81,11 +81,11 @@ def setting_with(**levels: str) -> Setting:
     ("planted", "setting"),
     [
         ("peeking schedule", setting_with()),
-        ("stale penalties", setting_with(penalty="repetition")),
+        ("stale penalties", setting_with(penalty="presence+frequency")),
     ],
 )
 def test_a_planted_error_is_found(planted: str, setting: Setting) -> None:
-    [line] = judge(run([setting], SHORT, TIME_LIMIT, planted), ALPHA_SHORT, with_power=False)
+    [line] = judge(run([setting], {16: 24_000}, TIME_LIMIT, planted), ALPHA_SHORT, with_power=False)
     assert line.verdict == "fail", line
 
 

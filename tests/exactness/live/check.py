@@ -99,10 +99,14 @@ def statistics(found: Evidence) -> dict[str, GoodnessOfFit]:
 
 
 def biased(probabilities: Array) -> Array:
-    """Move `BIAS` of probability, where there is as much, from the most likely token to the next."""
+    """Move `BIAS` of probability, on average over the contexts, from the most likely token to the next.
+
+    Where a filter leaves one token there is nothing to move, so the others move more.
+    """
     order = np.argsort(-probabilities, axis=1, kind="stable")
     out, rows = probabilities.copy(), np.arange(len(probabilities))
-    moved = np.where(probabilities[rows, order[:, 1]] > 0, np.minimum(BIAS, probabilities[rows, order[:, 0]]), 0.0)
+    choice = probabilities[rows, order[:, 1]] > 0
+    moved = np.where(choice, np.minimum(BIAS / choice.mean(), probabilities[rows, order[:, 0]]), 0.0)
     out[rows, order[:, 0]] -= moved
     out[rows, order[:, 1]] += moved
     return out
@@ -151,7 +155,8 @@ def judge(results: dict[str, tuple[Evidence, Drawn]], alpha: float, with_power: 
     adjusted = dict(zip(keys, holm([tests[s][c].p for s, c in keys]), strict=True))
     judged = []
     for setting, (found, drawn) in results.items():
-        p, cells = min((adjusted[setting, cells], cells) for cells in tests[setting])
+        cells = min(tests[setting], key=lambda name: tests[setting][name].p)
+        p = adjusted[setting, cells]
         verdict = "fail" if p < alpha or found.impossible else "pass"
         if verdict == "pass" and not 0 < drawn.accepted < drawn.proposed:
             verdict = "inconclusive"

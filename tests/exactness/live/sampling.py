@@ -62,7 +62,8 @@ class Drawn:
 
     Attributes:
         outputs: `[S, L]` token ids, in the order of the prompts.
-        rounds, proposed, accepted: verification rounds and draft tokens, over all requests.
+        rounds, proposed, accepted: verification rounds and draft tokens, over all requests, as the engine counts them:
+            it takes γ proposals a round, whatever was verified.
         cached: prompt tokens taken from the prefix cache.
         seconds: wall time of the stream.
     """
