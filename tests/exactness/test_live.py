@@ -19,7 +19,7 @@ pytestmark = pytest.mark.engine
 
 SETTINGS = covering_array()
 # Tokens drawn by rounds, by batch size: what a core draws in about the same time.
-SHORT = {16: 12_000, 3: 4_000, 1: 2_000}
+SHORT = {16: 8_000, 3: 2_500, 1: 1_200}
 LONG = {16: 100_000, 3: 50_400, 1: 50_400}
 # Chance that a correct engine fails somewhere in the table.
 ALPHA_SHORT, ALPHA_LONG = 0.001, 0.01
