@@ -31,7 +31,7 @@ e2e: $(VENV)/.dev setup
 	$(PY) -m pytest -m "e2e or engine" $(ARGS)
 
 exact: $(VENV)/.dev setup
-	$(PY) -m pytest tests/exactness -m "exact or not exact" --exactness-report python_bench/results/exactness.json
+	$(PY) -m pytest tests/exactness -m "exact or not engine" --exactness-report python_bench/results/exactness.json
 
 sanitize: $(VENV)/.dev setup
 	PYTHON=$(PY) csrc/sanitize.sh

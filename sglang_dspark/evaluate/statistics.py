@@ -1,4 +1,5 @@
-"""The project's one statistics module: location, ratio and accept length, each with a bootstrap interval."""
+"""The project's one statistics module: location, ratio and accept length, each with a bootstrap interval; goodness of
+fit of sampled tokens, and Holm's procedure."""
 
 from __future__ import annotations
 
@@ -121,6 +122,95 @@ def percentile(samples: Floats, percent: float) -> float:
         ValueError: no sample, or one that is not finite.
     """
     return float(np.percentile(_finite(samples, "samples"), percent))
+
+
+@dataclass(frozen=True)
+class GoodnessOfFit:
+    """A chi-square statistic, its degrees of freedom and its p-value."""
+
+    statistic: float
+    dof: int
+    p: float
+
+
+def conditional_chi_square(
+    cells: npt.NDArray[np.int64],
+    probabilities: npt.NDArray[np.float64],
+    groups: npt.NDArray[np.int64] | None = None,
+    *,
+    smallest: float = 10.0,
+) -> GoodnessOfFit:
+    """Do draws follow their own distributions, each of which may depend on all draws before it?
+
+    Observed minus expected counts of each group are a martingale, with covariance `Σ_i diag(p_i) - p_i p_iᵀ`; the
+    statistic is the squared length of their standardised sum. With one distribution for all draws of a group it is
+    Pearson's chi-square. The groups' statistics are added.
+
+    Args:
+        cells: `[N]`, what was drawn.
+        probabilities: `[N, C]`, the distribution draw i follows under the hypothesis, given all that came before it.
+        groups: `[N]`, known before draw i; None: one group.
+        smallest: cells of a group with a smaller expected count are merged, and directions with a smaller variance are
+            left out: they are not yet normally distributed.
+
+    Raises:
+        ValueError: shapes do not fit, or nothing is left to test.
+    """
+    from scipy.stats import chi2  # of the tests; the package itself runs without it
+
+    if probabilities.shape[:1] != cells.shape or (groups is not None and groups.shape != cells.shape):
+        raise ValueError(f"conditional_chi_square: {cells.shape} draws, {probabilities.shape} probabilities")
+    labels = np.zeros_like(cells) if groups is None else groups
+    statistic, dof = 0.0, 0
+    for label in np.unique(labels):
+        chosen = labels == label
+        p = probabilities[chosen]
+        merged = _merge_rare(p.sum(axis=0), smallest)
+        p = p @ merged
+        score = merged[cells[chosen]].sum(axis=0) - p.sum(axis=0)
+        variances, axes = np.linalg.eigh(np.diag(p.sum(axis=0)) - p.T @ p)
+        kept = variances >= smallest
+        statistic += float(((score @ axes[:, kept]) ** 2 / variances[kept]).sum())
+        dof += int(kept.sum())
+    if dof == 0:
+        raise ValueError("conditional_chi_square: too few draws to test anything")
+    return GoodnessOfFit(statistic, dof, float(chi2.sf(statistic, dof)))
+
+
+def correlation_chi_square(products: Sequence[npt.NDArray[np.float64]]) -> GoodnessOfFit:
+    """Are pairs of residuals uncorrelated? One degree of freedom for each kind of pair.
+
+    Args:
+        products: for each kind, the products of two residuals; each residual has mean 0 and variance 1 under the
+            hypothesis, given all that came before it.
+    """
+    from scipy.stats import chi2
+
+    statistic = sum(float(kind.sum()) ** 2 / kind.size for kind in products)
+    return GoodnessOfFit(statistic, len(products), float(chi2.sf(statistic, len(products))))
+
+
+def holm(p_values: Floats) -> list[float]:
+    """Holm's step-down p-values: rejecting those below α keeps the chance of any false rejection at most α."""
+    p = _finite(p_values, "p_values")
+    adjusted, running = np.empty(len(p)), 0.0
+    for rank, index in enumerate(np.argsort(p, kind="stable")):
+        running = max(running, min(1.0, (len(p) - rank) * float(p[index])))
+        adjusted[index] = running
+    return adjusted.tolist()
+
+
+def _merge_rare(expected: npt.NDArray[np.float64], smallest: float) -> npt.NDArray[np.float64]:
+    """`[C, K]` indicator of the cell each of C cells goes to, so that each of the K expects at least `smallest`."""
+    order = np.argsort(-expected, kind="stable")
+    target, cell, filled = np.zeros(len(expected), dtype=np.int64), 0, 0.0
+    for index in order:
+        if filled >= smallest:
+            cell, filled = cell + 1, 0.0
+        target[index], filled = cell, filled + float(expected[index])
+    if filled < smallest and cell > 0:
+        target[target == cell] = cell - 1
+    return np.eye(int(target.max()) + 1)[target]
 
 
 def _finite(samples: Floats, name: str) -> npt.NDArray[np.float64]:

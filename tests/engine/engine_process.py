@@ -57,26 +57,31 @@ class Answer:
 
 
 def run_engine(job: Job, timeout: float) -> list[list[Answer]]:
-    """Answers of every batch.
+    """Answers of every batch; raises as `run_program` does."""
+    answers = run_program(__file__, asdict(job), timeout, job.environment)
+    return [[Answer(**answer) for answer in batch] for batch in answers]
+
+
+def run_program(program: str, request: Any, timeout: float, environment: dict[str, str]) -> Any:
+    """Give `request` as JSON to a program that starts an engine; the last line it prints is its answer.
 
     Raises:
         AssertionError: the engine failed, with the end of its log.
         subprocess.TimeoutExpired: it took longer than `timeout` seconds; its whole process group is gone then.
     """
-    environment = {**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_WAIT_POLICY": "PASSIVE", **job.environment}
     process = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env=environment, start_new_session=True,
+        [sys.executable, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "SGLANG_USE_CPU_ENGINE": "1", "OMP_WAIT_POLICY": "PASSIVE", **environment},
+        start_new_session=True,
     )  # fmt: skip
     try:
-        out, log = process.communicate(json.dumps(asdict(job)), timeout=timeout)
+        out, log = process.communicate(json.dumps(request), timeout=timeout)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
     assert process.returncode == 0, log[-4000:]
-    answers = json.loads(out.splitlines()[-1])
-    return [[Answer(**answer) for answer in batch] for batch in answers]
+    return json.loads(out.splitlines()[-1])
 
 
 def main() -> None:

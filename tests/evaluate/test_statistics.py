@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import chisquare, kstest
 
 from sglang_dspark.evaluate.statistics import (
     Interval,
     accept_length,
     bootstrap,
+    conditional_chi_square,
+    correlation_chi_square,
+    holm,
     mean_accept_length,
     paired_ratio,
     percentile,
@@ -69,3 +73,57 @@ def test_what_cannot_be_computed_is_refused() -> None:
 def test_format() -> None:
     assert Interval(1.234, 1.1, 1.4).format() == "1.23 [1.10, 1.40]"
     assert str(Interval(1.234, 1.1, 1.4)) == "1.23 [1.1, 1.4]"
+
+
+def test_with_one_distribution_it_is_pearsons_chi_square() -> None:
+    p = np.array([0.5, 0.3, 0.2])
+    cells = np.random.default_rng(2).choice(3, 400, p=p)
+    found = conditional_chi_square(cells, np.tile(p, (400, 1)))
+    expected = chisquare(np.bincount(cells, minlength=3), 400 * p)
+    assert (found.dof, found.statistic) == (2, pytest.approx(expected.statistic))
+    assert found.p == pytest.approx(expected.pvalue)
+
+
+def test_groups_are_added() -> None:
+    p = np.array([0.5, 0.3, 0.2])
+    cells = np.random.default_rng(2).choice(3, 400, p=p)
+    parts = [conditional_chi_square(part, np.tile(p, (200, 1))) for part in np.split(cells, 2)]
+    both = conditional_chi_square(cells, np.tile(p, (400, 1)), np.repeat([0, 1], 200))
+    assert both.statistic == pytest.approx(parts[0].statistic + parts[1].statistic)
+    assert both.dof == 4
+
+
+def test_p_values_are_uniform_where_distributions_depend_on_earlier_draws() -> None:
+    rng = np.random.default_rng(3)
+    table = rng.dirichlet(np.full(6, 0.4), 6)  # of the next cell, given the last
+    p_values = []
+    for _ in range(300):
+        cells = np.zeros(601, dtype=np.int64)
+        for i, u in enumerate(rng.random(600)):
+            cells[i + 1] = min(int(np.searchsorted(table[cells[i]].cumsum(), u)), 5)
+        p_values.append(conditional_chi_square(cells[1:], table[cells[:-1]], cells[:-1]).p)
+    assert kstest(p_values, "uniform").pvalue > 0.001
+
+
+def test_rare_cells_are_merged_and_certain_ones_are_not_tested() -> None:
+    rare = np.tile([0.49, 0.49, 0.008, 0.006, 0.006], (1000, 1))
+    cells = np.array([0, 1] * 490 + [2] * 20)
+    assert conditional_chi_square(cells, rare).dof == 2
+    with pytest.raises(ValueError, match="too few draws"):
+        conditional_chi_square(np.zeros(50, dtype=np.int64), np.tile([1.0, 0.0], (50, 1)))
+    with pytest.raises(ValueError, match="probabilities"):
+        conditional_chi_square(cells, rare[:-1])
+
+
+def test_holm() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_correlated_residuals_are_found() -> None:
+    rng = np.random.default_rng(4)
+    z = rng.normal(size=(20, 500))
+    assert correlation_chi_square([z[1:] * z[:-1], z[2:] * z[:-2]]).dof == 2
+    p_values = [correlation_chi_square([a[1:] * a[:-1]]).p for a in rng.normal(size=(300, 200))]
+    assert kstest(p_values, "uniform").pvalue > 0.001
+    assert correlation_chi_square([z * (0.1 * z + rng.normal(size=z.shape))]).p < 1e-6

@@ -1,4 +1,4 @@
-"""The short form runs by default, the long one with `-m exact`; `--exactness-report` writes what was found."""
+"""The short forms run by default, the long ones with `-m exact`; `--exactness-report` writes what was found."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-# The prover is imported by its bare name.
-sys.path.insert(0, str(Path(__file__).parent))
+# The prover and the live tests are imported by their bare names, and so is the engine's process.
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "engine")]
 
-from exact_prover.report import Report
+from exact_prover.report import Report  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "exact: the long form of the exact prover (minutes)")
+    config.addinivalue_line("markers", "exact: the long forms of the exact prover and of the live tests (minutes)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -33,10 +33,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def report(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
-    """Record one finding: `report(kind, setting, proof, verdict)`."""
+def findings(request: pytest.FixtureRequest) -> Iterator[Report]:
+    """What was found; written at the end of the session."""
     path = request.config.getoption("--exactness-report", default=None)
-    findings = Report()
-    yield findings.add
+    collected = Report()
+    yield collected
     if path:
-        findings.write(Path(path))
+        collected.write(Path(path))
+
+
+@pytest.fixture(scope="session")
+def report(findings: Report) -> Callable[..., Any]:
+    """Record one finding of the prover: `report(kind, setting, proof, verdict)`."""
+    return findings.add
+
+
+@pytest.fixture(scope="session")
+def record_live(findings: Report) -> Callable[[list[dict[str, Any]], float], None]:
+    """Record the table of the live tests and the seconds it took."""
+    return findings.add_live

@@ -1,4 +1,4 @@
-"""The prover's findings as JSON."""
+"""The prover's findings, and the live tests', as JSON."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 
 from exact_prover.enumeration import Proof
 
-COMMAND = 'pytest tests/exactness -m "exact or not exact" --exactness-report python_bench/results/exactness.json'
+COMMAND = 'pytest tests/exactness -m "exact or not engine" --exactness-report python_bench/results/exactness.json'
 
 
 class Report:
     def __init__(self) -> None:
         self._rows: list[dict[str, object]] = []
+        self._live: list[dict[str, object]] = []
+        self._live_seconds = 0.0
         self._start = time.monotonic()
 
     def add(self, kind: str, setting: str, proofs: Sequence[Proof], passed: bool) -> None:
@@ -38,13 +40,22 @@ class Report:
             }
         )
 
+    def add_live(self, rows: list[dict[str, object]], seconds: float) -> None:
+        """The table of the live tests and how long it took."""
+        self._live, self._live_seconds = rows, seconds
+
     def write(self, path: Path) -> None:
+        """Write what this session found; of a session that ran one part only, the other part of the file stays."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        summary = {
-            "command": COMMAND,
-            "arithmetic": "rational, exact",
-            "seconds": round(time.monotonic() - self._start, 1),
-            "leaves": sum(int(str(row["leaves"])) for row in self._rows),
-            "settings": self._rows,
-        }
+        summary = json.loads(path.read_text()) if path.exists() else {}
+        summary["command"] = COMMAND
+        if self._rows:
+            summary |= {
+                "arithmetic": "rational, exact",
+                "seconds": round(time.monotonic() - self._start - self._live_seconds, 1),
+                "leaves": sum(int(str(row["leaves"])) for row in self._rows),
+                "settings": self._rows,
+            }
+        if self._live:
+            summary["live"] = {"seconds": round(self._live_seconds, 1), "settings": self._live}
         path.write_text(json.dumps(summary, indent=1) + "\n")

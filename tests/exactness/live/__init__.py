@@ -1,0 +1,1 @@
+"""The real engine with a tiny pair, tested against the pair's exact distributions."""
