@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from sglang_dspark.ops.host import to_device
 from sglang_dspark.ops.noise import Noise
 
 
@@ -33,5 +34,5 @@ class NoiseStreams:
                 self._next_stream += 1
             self._streams[req.rid] = stream
         self._round += 1
-        streams = torch.tensor([self._streams[req.rid] for req in reqs], dtype=torch.int64, device=self._device)
+        streams = to_device([self._streams[req.rid] for req in reqs], self._device)
         return Noise(self._seed, streams, torch.full_like(streams, self._round))

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sglang_dspark.ops import cuda
 from sglang_dspark.ops.draft_q import DenseQ, DraftQ, SparseQ
 from sglang_dspark.ops.draft_torch import draft_block_torch
-from sglang_dspark.ops.extension import extension, warn_missing
+from sglang_dspark.ops.extension import extension, warn_missing, warn_torch
 from sglang_dspark.ops.markov import Activation, ConfidenceHead, HeadKind, MarkovHead
 from sglang_dspark.ops.noise import Noise
 
@@ -90,7 +91,10 @@ def draft_block(
         support: C, q is the softmax over the C best base logits of each position (lowest ids on ties), clipped to V.
             None: over the whole vocabulary.
         filters: further restriction of q, sparse form only.
-        isa: "avx512", "avx2" or "scalar" instead of the best there is.
+        isa: "avx512", "avx2" or "scalar" instead of the best there is; read on a CPU only.
+
+    On a GPU everything is enqueued on the current stream and nothing waits for it, so values of tensors (anchors,
+    temperatures, filters) are checked on a CPU only; shapes and dtypes are checked everywhere.
 
     Raises:
         ValueError: names the argument, what it is and what was expected, before anything runs.
@@ -104,6 +108,11 @@ def draft_block(
         noise = Noise(0, zeros, zeros)
     if filters is None:
         filters = DraftFilter()
+    if base_logits.device.type == cuda.device_type():
+        reason = cuda.draft_not_covered(base_logits, hidden, head, confidence_head, support)
+        if not reason:
+            return _on_cuda(base_logits, anchors, hidden, head, confidence_head, temperatures, noise, support, filters)
+        warn_torch("draft_block", reason)
     native = extension()
     weights = [w for w in (head.w1, head.w2, head.joint) if w is not None]
     weights += [confidence_head.weight] if confidence_head is not None else []
@@ -114,7 +123,7 @@ def draft_block(
         or hidden.dtype not in _LOGIT_DTYPES
         or any(w.dtype not in _WEIGHT_DTYPES for w in weights)
     ):
-        if native is None:
+        if native is None and base_logits.device.type == "cpu":
             warn_missing("draft_block")
         return DraftBlock(
             *draft_block_torch(
@@ -160,6 +169,29 @@ def draft_block(
     return DraftBlock(tokens, None if temperatures is None else q, confidence, usable)
 
 
+def _on_cuda(
+    base_logits: Tensor,
+    anchors: Tensor,
+    hidden: Tensor,
+    head: MarkovHead,
+    confidence_head: ConfidenceHead | None,
+    temperatures: Tensor | None,
+    noise: Noise,
+    support: int | None,
+    filters: DraftFilter,
+) -> DraftBlock:
+    arguments = (
+        _rows_contiguous(base_logits), anchors.long().contiguous(), _rows_contiguous(hidden), head, confidence_head,
+        None if temperatures is None else temperatures.contiguous(),
+        Noise(noise.seed, noise.streams.contiguous(), noise.rounds.contiguous()),
+    )  # fmt: skip
+    if support is None:
+        draft = cuda.draft_dense(*arguments)
+    else:
+        draft = cuda.draft_sparse(*arguments, support, top_k=filters.top_k, top_p=filters.top_p, mask=filters.mask)
+    return DraftBlock(draft.tokens, None if temperatures is None else draft.q, draft.confidence, draft.usable)
+
+
 def _rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.shape[-1] <= 1 or tensor.stride(-1) == 1 else tensor.contiguous()
 
@@ -184,10 +216,11 @@ def _check(
     if hidden.ndim != 3 or tuple(hidden.shape[:2]) != (batch_size, gamma):
         raise ValueError(f"hidden: expected shape ({batch_size}, {gamma}, H), got {tuple(hidden.shape)}")
     head.check(vocab_size, hidden.shape[2])
+    check_devices(base_logits.device, hidden=hidden, anchors=anchors, temperatures=temperatures)
     if confidence_head is not None:
         confidence_head.check(hidden.shape[2], head.w1.shape[1])
     _check_vector("anchors", anchors, batch_size, (torch.int32, torch.int64))
-    if batch_size and (int(anchors.min()) < 0 or int(anchors.max()) >= vocab_size):
+    if readable(anchors) and batch_size and (int(anchors.min()) < 0 or int(anchors.max()) >= vocab_size):
         raise ValueError(f"anchors: expected tokens in [0, {vocab_size}), got {anchors.tolist()}")
     if temperatures is not None:
         check_temperatures(temperatures, batch_size)
@@ -206,11 +239,11 @@ def _check(
 def _check_filters(filters: DraftFilter, batch_size: int, gamma: int, vocab_size: int) -> None:
     if filters.top_k is not None:
         _check_vector("top_k", filters.top_k, batch_size, (torch.int64,))
-        if bool((filters.top_k < 1).any()):
+        if readable(filters.top_k) and bool((filters.top_k < 1).any()):
             raise ValueError(f"top_k: expected at least 1, got {filters.top_k.tolist()}")
     if filters.top_p is not None:
         _check_vector("top_p", filters.top_p, batch_size, (torch.float32,))
-        if not bool(((filters.top_p >= 0) & (filters.top_p <= 1)).all()):
+        if readable(filters.top_p) and not bool(((filters.top_p >= 0) & (filters.top_p <= 1)).all()):
             raise ValueError(f"top_p: expected values in [0, 1], got {filters.top_p.tolist()}")
     if filters.mask is not None:
         expected = (batch_size, gamma, math.ceil(vocab_size / 32))
@@ -218,9 +251,23 @@ def _check_filters(filters: DraftFilter, batch_size: int, gamma: int, vocab_size
             raise ValueError(f"mask: expected int32 {expected}, got {filters.mask.dtype} {tuple(filters.mask.shape)}")
 
 
+def readable(tensor: Tensor) -> bool:
+    """Whether values can be checked at no cost; reading those of a GPU would wait for its stream."""
+    return tensor.device.type == "cpu"
+
+
+def check_devices(device: torch.device, **tensors: Tensor | None) -> None:
+    """Raises ValueError, naming the argument, for a tensor that is on another device."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != device:
+            raise ValueError(f"{name}: expected a tensor on {device}, got {tensor.device}")
+
+
 def check_temperatures(temperatures: Tensor, batch_size: int) -> None:
     """Raises ValueError unless `[B]` float32, each 0 or positive, finite and not subnormal."""
     _check_vector("temperatures", temperatures, batch_size, (torch.float32,))
+    if not readable(temperatures):
+        return
     known = (temperatures == 0) | ((temperatures >= _SMALLEST_TEMPERATURE) & temperatures.isfinite())
     if not bool(known.all()):
         raise ValueError(f"temperatures: expected 0 or a positive number, got {temperatures.tolist()}")

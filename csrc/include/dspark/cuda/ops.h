@@ -44,7 +44,7 @@ struct Heads {
     const float* hidden_joint;  // [B, gamma, joint rows]: the part of h, bias included, which no drawn token changes
     const void* confidence;     // [H (+ r)], null without a confidence head
     Dtype confidence_dtype;
-    float confidence_bias;
+    const float* confidence_bias;  // one number in device memory, null: 0
     bool confidence_with_markov;
     const void* hidden;  // [B, gamma, H], read by the confidence head only
     Dtype hidden_dtype;
