@@ -9,7 +9,14 @@ from torch import Tensor
 
 from sglang_dspark.ops import cuda
 from sglang_dspark.ops.accept_torch import accept_torch
-from sglang_dspark.ops.draft_block import DraftBlock, check_devices, check_noise, check_temperatures
+from sglang_dspark.ops.draft_block import (
+    DraftBlock,
+    check_devices,
+    check_noise,
+    check_temperatures,
+    contiguous_noise,
+    rows_contiguous,
+)
 from sglang_dspark.ops.draft_q import DenseQ, SparseQ
 from sglang_dspark.ops.extension import extension, warn_missing, warn_torch
 from sglang_dspark.ops.noise import Noise
@@ -87,7 +94,7 @@ def accept(
     counts, last = torch.empty((2, batch_size), dtype=torch.int64).unbind()
     q = block.q
     native.accept(
-        _rows_contiguous(target_logits), None if p is None else _rows_contiguous(p), rows.start, rows.lengths,
+        rows_contiguous(target_logits), None if p is None else rows_contiguous(p), rows.start, rows.lengths,
         block.tokens.contiguous(), block.usable, None if temperatures is None else temperatures.contiguous(),
         noise.seed & 0xFFFF_FFFF_FFFF_FFFF, noise.streams.contiguous(), noise.rounds.contiguous(),
         None if q is None else q.native(), tokens, counts, last, isa or (q.isa if isinstance(q, DenseQ) else ""),
@@ -107,16 +114,12 @@ def _on_cuda(
     q = SparseQ(*block.q.native()) if isinstance(block.q, SparseQ) else block.q
     return Accepted(
         *cuda.accept(
-            _rows_contiguous(target_logits), None if p is None else _rows_contiguous(p), block.tokens.contiguous(),
+            rows_contiguous(target_logits), None if p is None else rows_contiguous(p), block.tokens.contiguous(),
             block.usable.contiguous(), q, rows.start, rows.lengths,
             None if temperatures is None else temperatures.contiguous(),
-            Noise(noise.seed, noise.streams.contiguous(), noise.rounds.contiguous()),
+            contiguous_noise(noise),
         )
     )  # fmt: skip
-
-
-def _rows_contiguous(tensor: Tensor) -> Tensor:
-    return tensor if tensor.shape[-1] <= 1 or tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _check(

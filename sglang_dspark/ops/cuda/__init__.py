@@ -5,12 +5,12 @@ once with the captured shapes before capturing, so that the workspaces are there
 """
 
 from sglang_dspark.ops.cuda.accept import accept, accept_not_covered
-from sglang_dspark.ops.cuda.candidates import select_candidates
-from sglang_dspark.ops.cuda.draft import CudaDraft, draft_dense, draft_not_covered, draft_sparse
+from sglang_dspark.ops.cuda.candidates import select_candidates, select_not_covered
+from sglang_dspark.ops.cuda.draft import CudaDraft, draft_candidates, draft_dense, draft_not_covered, draft_sparse
 from sglang_dspark.ops.cuda.launch import available, device_type
 from sglang_dspark.ops.cuda.schedule import schedule
 
 __all__ = [
-    "CudaDraft", "accept", "accept_not_covered", "available", "device_type", "draft_dense", "draft_not_covered",
-    "draft_sparse", "schedule", "select_candidates",
+    "CudaDraft", "accept", "accept_not_covered", "available", "device_type", "draft_candidates", "draft_dense",
+    "draft_not_covered", "draft_sparse", "schedule", "select_candidates", "select_not_covered",
 ]  # fmt: skip

@@ -7,13 +7,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dspark.ops.cuda.launch import MAX_ROWS, multiprocessors, native_module, scratch, stream_of
+from sglang_dspark.ops.cuda.launch import (
+    FLOATS,
+    MAX_ROWS,
+    available,
+    missing,
+    multiprocessors,
+    native_module,
+    scratch,
+    stream_of,
+)  # fmt: skip
 from sglang_dspark.ops.cuda.rows import logits_fields
 from sglang_dspark.ops.markov import MarkovHead
 
 MAX_CANDIDATES = 2048
 # Of what two such matrices leave of an L2 of 50 to 60 MB, half.
 _PREFETCHED_BYTES = 16 << 20
+
+
+def select_not_covered(base_logits: Tensor, support: int) -> str:
+    """Why the kernel does not take these logits; empty when it does."""
+    if not available():
+        return missing()
+    if base_logits.dtype not in FLOATS:
+        return f"logits of {base_logits.dtype}"
+    if base_logits.shape[0] * base_logits.shape[1] > MAX_ROWS:
+        return f"more than {MAX_ROWS} rows of base logits"
+    return f"a support above {MAX_CANDIDATES}" if support > MAX_CANDIDATES else ""
 
 
 def select_candidates(

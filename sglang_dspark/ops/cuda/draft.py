@@ -91,27 +91,63 @@ def draft_sparse(
     Raises:
         ValueError: names the argument, its shape and what was expected.
     """
-    batch, gamma, vocab = base_logits.shape
+    gamma, vocab = base_logits.shape[1:]
     if gamma * support > _MAX_KEPT:
         raise ValueError(f"support: expected at most {_MAX_KEPT // gamma} with {gamma} positions, got {support}")
     ids, values, bad = select_candidates(base_logits, support, head)
-    heads = Heads(head, confidence_head, hidden, base_logits)
+    return draft_candidates(
+        ids, values, bad, vocab, anchors, hidden, head, confidence_head, temperatures, noise, top_k=top_k, top_p=top_p,
+        mask=mask,
+    )  # fmt: skip
+
+
+def draft_candidates(
+    ids: Tensor,
+    values: Tensor,
+    bad: Tensor,
+    vocab: int,
+    anchors: Tensor,
+    hidden: Tensor,
+    head: MarkovHead,
+    confidence_head: ConfidenceHead | None,
+    temperatures: Tensor | None,
+    noise: Noise,
+    *,
+    gathered: bool = False,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> CudaDraft:
+    """The loop alone, one launch, over candidates as `select_candidates` returns them; `ids` become q's.
+
+    Args:
+        ids: `[B, γ, C]` int32 ascending; values: `[B, γ, C]` float32; bad: `[B, γ]` uint8. Contiguous.
+        gathered: `head.w2` is `[B γ C, r]`, a row a candidate, instead of a row a token.
+
+    Further arguments and errors as `draft_sparse`.
+    """
+    batch, gamma, support = ids.shape
+    if gamma * support > _MAX_KEPT:
+        raise ValueError(f"ids: expected at most {_MAX_KEPT} candidates of a request, got {tuple(ids.shape)}")
+    vector("values", values, tuple(ids.shape), torch.float32, ids)
+    vector("bad", bad, (batch, gamma), torch.uint8, ids)
+    heads = Heads(head, confidence_head, hidden, ids, vocab, ids.numel() if gathered else vocab)
     tokens = torch.empty((batch, gamma), dtype=torch.int64, device=ids.device)
     usable = torch.empty(batch, dtype=torch.int64, device=ids.device)
     probs = torch.empty((batch, gamma, support), dtype=torch.float32, device=ids.device)
     fields: dict[str, Any] = {}
     if mask is not None:
-        address = check("mask", mask, (batch, gamma, (vocab + 31) // 32), (torch.int32,), base_logits)
+        address = check("mask", mask, (batch, gamma, (vocab + 31) // 32), (torch.int32,), ids)
         fields = {"mask": address, "mask_batch_stride": mask.stride(0), "mask_position_stride": mask.stride(1)}
     native_module().sparse_loop(
         stream_of(ids),
-        **fields, **noise_fields(noise, batch, base_logits), heads=heads.struct, batch=batch, gamma=gamma,
-        candidates=support,
+        **fields, **noise_fields(noise, batch, ids), heads=heads.struct, batch=batch, gamma=gamma,
+        candidates=support, gathered=gathered,
         ids=ids.data_ptr(), values=values.data_ptr(), bad=bad.data_ptr(),
-        anchors=vector("anchors", anchors, (batch,), torch.int64, base_logits),
-        temperatures=vector("temperatures", temperatures, (batch,), torch.float32, base_logits),
-        top_k=vector("top_k", top_k, (batch,), torch.int64, base_logits),
-        top_p=vector("top_p", top_p, (batch,), torch.float32, base_logits),
+        anchors=vector("anchors", anchors, (batch,), torch.int64, ids),
+        temperatures=vector("temperatures", temperatures, (batch,), torch.float32, ids),
+        top_k=vector("top_k", top_k, (batch,), torch.int64, ids),
+        top_p=vector("top_p", top_p, (batch,), torch.float32, ids),
         tokens=tokens.data_ptr(), usable=usable.data_ptr(), probs=probs.data_ptr(),
         confidences=heads.confidence_address(),
     )  # fmt: skip
@@ -131,7 +167,7 @@ def draft_dense(
     logits = logits_fields("base_logits", base_logits)
     batch, gamma, vocab = base_logits.shape
     native, device = native_module(), base_logits.device
-    heads = Heads(head, confidence_head, hidden, base_logits)
+    heads = Heads(head, confidence_head, hidden, base_logits, vocab, vocab)
     rank = head.w1.shape[1]
     if rank > _max_dense_rank(head):
         raise ValueError(f"head.w2: expected rank at most {_max_dense_rank(head)}, got {rank}")

@@ -15,7 +15,7 @@ _ACTIVATIONS = {"none": 0, "silu": 1}
 
 
 class Heads:
-    """The struct of weights, and what has to stay alive while it is used.
+    """The struct of weights, and what has to stay alive while it is used. `like` is `[B, γ, ...]`.
 
     Attributes:
         struct: the fields of `Heads` in `dspark/cuda/ops.h`.
@@ -23,16 +23,24 @@ class Heads:
         confidence: `[B, γ]` float32, an output; None without a confidence head.
     """
 
-    def __init__(self, head: MarkovHead, confidence: ConfidenceHead | None, hidden: Tensor, like: Tensor) -> None:
-        batch, gamma, vocab = like.shape
+    def __init__(
+        self,
+        head: MarkovHead,
+        confidence: ConfidenceHead | None,
+        hidden: Tensor,
+        like: Tensor,
+        vocab: int,
+        w2_rows: int,
+    ) -> None:
+        batch, gamma = like.shape[:2]
         check("hidden", hidden, (batch, gamma, None), FLOATS, like)
         size, rank = hidden.shape[2], head.w1.shape[1]
-        head.check(vocab, size)
+        head.check(vocab, size, w2_rows)
         fields: dict[str, Any] = {
             "rank": rank, "hidden_size": size, "head": _HEADS[head.kind], "activation": _ACTIVATIONS[head.activation],
             "first_position": head.first_position,
             "w1": check("head.w1", head.w1, (None, rank), FLOATS, like),
-            "w2": check("head.w2", head.w2, (vocab, rank), FLOATS, like),
+            "w2": check("head.w2", head.w2, (w2_rows, rank), FLOATS, like),
             "w1_dtype": DTYPES[head.w1.dtype], "w2_dtype": DTYPES[head.w2.dtype],
             "w1_stride": head.w1.stride(0), "w2_stride": head.w2.stride(0),
         }  # fmt: skip

@@ -55,6 +55,7 @@ struct Heads {
 struct SparseLoop {
     Heads heads;
     int64_t batch, gamma, candidates;
+    bool gathered;        // w2 has a row a candidate, [B, gamma, C, r], instead of one a token
     int32_t* ids;         // [B, gamma, C] ascending; overwritten by 0..C-1 from the first position that is not usable
     const float* values;  // [B, gamma, C]
     const uint8_t* bad;   // [B, gamma]
