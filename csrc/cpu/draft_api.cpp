@@ -170,6 +170,7 @@ void sparse(const py::object& base_logits, const py::object& anchors, const py::
             const py::object& usable, const py::object& confidences, const py::object& ids, const py::object& probs,
             int64_t vocab, bool gathered, const std::string& isa, int threads) {
     const Isa selected = select_isa(isa);
+    if (gathered && vocab == 0) fail("gathered: expected the size of the vocabulary with it, got 0");
     DraftProblem p = read_problem(base_logits, vocab, gathered, anchors, hidden, head, temperatures, seed, streams,
                                   rounds, tokens, usable);
     read_confidence(p, confidence_weight, confidence_bias, with_markov, confidences);
