@@ -2,9 +2,10 @@
 
     python python_bench/gpu_check.py [--minutes 5] [--vocab 151936] [--rank 256] [--support 256] [--gamma 7]
 
-Each operation is validated on the very inputs it is timed on; nothing is timed that was not validated. Times are
-medians of CUDA-graph replays between events, over rotating inputs larger than the L2. The floor is the bytes that must
-move over the read bandwidth measured in the same run. Says where SGLang's own operations or the extension are missing.
+First `gpu_dispatch.py`: the functions of the round on the GPU equal those on the CPU. Then each operation is validated
+on the very inputs it is timed on; nothing is timed that was not validated. Times are medians of CUDA-graph replays
+between events, over rotating inputs larger than the L2. The floor is the bytes that must move over the read bandwidth
+measured in the same run. Says where SGLang's own operations or the extension are missing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpu_dispatch import check_dispatch
 from torch import Tensor
 
 from sglang_dspark.ops import cuda
@@ -297,6 +299,7 @@ def main() -> int:
     sizes = Sizes(args.vocab, args.rank, args.support, args.gamma)
     head = head_of(sizes)
     bytes_per_us = bandwidth() * 1e-6
+    check_dispatch(require)
     lines: list[Line] = []
     for requests in BATCHES:
         lines += time_schedule(requests, sizes.gamma)

@@ -43,7 +43,16 @@ void check_tokens(const char* name, const int64_t* tokens, int64_t count, int64_
     }
 }
 
-void read_head(DraftProblem& p, const HeadArgs& head) {
+void check_candidates(const TensorArg& ids, const DraftProblem& p, int64_t support) {
+    const int32_t* row = ids.data<int32_t>();
+    for (int64_t at = 0; at < p.batch * p.gamma; ++at, row += support) {
+        for (int64_t i = 0; i < support; ++i) {
+            if (row[i] < (i ? row[i - 1] + 1 : 0) || row[i] >= p.vocab) ids.fail("tokens of the vocabulary, ascending");
+        }
+    }
+}
+
+void read_head(DraftProblem& p, const HeadArgs& head, int64_t rows_of_w2) {
     p.head = head_of(head.kind);
     p.activation = activation_of(head.activation);
     p.first_position = head.first_position;
@@ -53,7 +62,7 @@ void read_head(DraftProblem& p, const HeadArgs& head) {
     if (w1.size(0) < p.vocab || p.rank < 1) w1.fail("at least as many rows as base_logits has entries, r >= 1");
     p.w2 = TensorArg("head.w2", head.w2)
                .of(kWeights)
-               .shaped({p.vocab, p.rank}, "[V, r] of base_logits and w1")
+               .shaped({rows_of_w2, p.rank}, "[V, r] of base_logits and w1, or a row a candidate")
                .rows_contiguous()
                .matrix();
     const int64_t rows = joint_rows(p.head, p.rank);
@@ -88,14 +97,15 @@ void read_confidence(DraftProblem& p, const py::object& weight, float bias, bool
                         .data<float>();
 }
 
-DraftProblem read_problem(const py::object& base_logits, const py::object& anchors, const py::object& hidden,
-                          const HeadArgs& head, const py::object& temperatures, uint64_t seed,
+// `vocab` 0: base_logits are of the whole vocabulary; else of that many tokens' chosen candidates.
+DraftProblem read_problem(const py::object& base_logits, int64_t vocab, bool gathered, const py::object& anchors,
+                          const py::object& hidden, const HeadArgs& head, const py::object& temperatures, uint64_t seed,
                           const py::object& streams, const py::object& rounds, const py::object& coupled,
                           const py::object& tokens, const py::object& usable) {
     DraftProblem p{};
     TensorArg base("base_logits", base_logits);
     base.of(kLogits).shaped({-1, -1, -1}, "[B, gamma, V]").rows_contiguous();
-    p.batch = base.size(0), p.gamma = base.size(1), p.vocab = base.size(2);
+    p.batch = base.size(0), p.gamma = base.size(1), p.vocab = vocab ? vocab : base.size(2);
     if (p.gamma < 1 || p.gamma > kMaxGamma || p.vocab < 1 || p.vocab > kMaxVocab) {
         base.fail("1 to 255 positions and 1 to 2^23 tokens");
     }
@@ -106,7 +116,7 @@ DraftProblem read_problem(const py::object& base_logits, const py::object& ancho
     p.hidden = {states.data<void>(), states.dtype(), states.stride(0), states.stride(1)};
     p.anchors = TensorArg("anchors", anchors).of({Element::i64}).shaped({p.batch}, "[B]").contiguous().data<int64_t>();
     check_tokens("anchors", p.anchors, p.batch, p.vocab);
-    read_head(p, head);
+    read_head(p, head, gathered ? p.batch * p.gamma * base.size(2) : p.vocab);
     if (!temperatures.is_none()) {
         TensorArg t("temperatures", temperatures);
         p.temperatures = t.of({Element::f32}).shaped({p.batch}, "[B]").contiguous().data<float>();
@@ -162,21 +172,27 @@ void sparse(const py::object& base_logits, const py::object& anchors, const py::
             const py::object& temperatures, uint64_t seed, const py::object& streams, const py::object& rounds,
             const py::object& coupled, const py::object& top_k, const py::object& top_p, const py::object& mask,
             const py::object& tokens, const py::object& usable, const py::object& confidences, const py::object& ids,
-            const py::object& probs, const std::string& isa, int threads) {
+            const py::object& probs, int64_t vocab, bool gathered, const std::string& isa, int threads) {
     const Isa selected = select_isa(isa);
-    DraftProblem p =
-        read_problem(base_logits, anchors, hidden, head, temperatures, seed, streams, rounds, coupled, tokens, usable);
+    if (gathered && vocab == 0) fail("gathered: expected the size of the vocabulary with it, got 0");
+    DraftProblem p = read_problem(base_logits, vocab, gathered, anchors, hidden, head, temperatures, seed, streams,
+                                  rounds, coupled, tokens, usable);
     read_confidence(p, confidence_weight, confidence_bias, with_markov, confidences);
     const SparseFilter filter = read_filter(p, top_k, top_p, mask);
     TensorArg candidates("ids", ids);
     candidates.of({Element::i32}).shaped({p.batch, p.gamma, -1}, "[B, gamma, C]").contiguous();
     const int64_t support = candidates.size(2);
     if (support < 1 || support > p.vocab) candidates.fail("a support of 1 to V");
+    const ChosenCandidates chosen{vocab != 0, gathered};
+    if (chosen.given) {
+        TensorArg("base_logits", base_logits).of({Element::f32}).shaped({p.batch, p.gamma, support}, "[B, gamma, C]");
+        check_candidates(candidates, p, support);
+    }
     TensorArg weights("probs", probs);
     weights.of({Element::f32}).shaped({p.batch, p.gamma, support}, "[B, gamma, C]").contiguous();
     const SparseOutput out{support, candidates.data<int32_t>(), weights.data<float>()};
     py::gil_scoped_release release;
-    draft_sparse(p, filter, out, selected, checked_threads(threads));
+    draft_sparse(p, filter, chosen, out, selected, checked_threads(threads));
 }
 
 void dense(const py::object& base_logits, const py::object& anchors, const py::object& hidden, const HeadArgs& head,
@@ -186,8 +202,8 @@ void dense(const py::object& base_logits, const py::object& anchors, const py::o
            const py::object& shifts, const py::object& log_sums, const py::object& token_probs, const std::string& isa,
            int threads) {
     const Isa selected = select_isa(isa);
-    DraftProblem p =
-        read_problem(base_logits, anchors, hidden, head, temperatures, seed, streams, rounds, coupled, tokens, usable);
+    DraftProblem p = read_problem(base_logits, 0, false, anchors, hidden, head, temperatures, seed, streams, rounds,
+                                  coupled, tokens, usable);
     read_confidence(p, confidence_weight, confidence_bias, with_markov, confidences);
     const auto output = [&](const char* name, const py::object& tensor) {
         return TensorArg(name, tensor)

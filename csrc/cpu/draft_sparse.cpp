@@ -71,6 +71,15 @@ bool select(const RowKernels& kernels, Row row, int64_t vocab, int64_t support, 
     return true;
 }
 
+// Base logits of candidates that were chosen elsewhere. False when the row cannot be drawn from.
+bool copy_bases(const RowKernels& kernels, Row row, int64_t count, float* bases) {
+    kernels.widen(row, count, bases);
+    float largest = -__builtin_inff();
+    bool any_nan = false;
+    for (int64_t i = 0; i < count; ++i) any_nan |= is_nan(bases[i]), largest = std::max(largest, bases[i]);
+    return drawable(largest, any_nan);
+}
+
 // Room of one request's walk.
 struct Walk {
     std::vector<float> logits;
@@ -140,7 +149,8 @@ int draw(const DraftProblem& p, const SparseFilter& f, const RowKernels& kernels
 
 }  // namespace
 
-void draft_sparse(const DraftProblem& p, const SparseFilter& f, const SparseOutput& out, Isa isa, int threads) {
+void draft_sparse(const DraftProblem& p, const SparseFilter& f, const ChosenCandidates& chosen, const SparseOutput& out,
+                  Isa isa, int threads) {
     const RowKernels& kernels = row_kernels(isa);
     const int64_t c = out.support, positions = p.batch * p.gamma;
     if (positions == 0) return;
@@ -149,8 +159,12 @@ void draft_sparse(const DraftProblem& p, const SparseFilter& f, const SparseOutp
     std::vector<uint8_t> drawable_rows(positions);
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (threads > 1)
     for (int64_t at = 0; at < positions; ++at) {
-        drawable_rows[at] =
-            select(kernels, p.base.row(at / p.gamma, at % p.gamma), p.vocab, c, out.ids + at * c, bases + at * c);
+        const Row row = p.base.row(at / p.gamma, at % p.gamma);
+        if (chosen.given) {
+            drawable_rows[at] = copy_bases(kernels, row, c, bases + at * c);
+        } else {
+            drawable_rows[at] = select(kernels, row, p.vocab, c, out.ids + at * c, bases + at * c);
+        }
     }
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (threads > 1 && p.batch > 1)
     for (int64_t b = 0; b < p.batch; ++b) {
@@ -165,7 +179,8 @@ void draft_sparse(const DraftProblem& p, const SparseFilter& f, const SparseOutp
             float* probs = out.probs + at * c;
             float* logits = walk.logits.data();
             const bool biased = head.step(k, previous, walk.latent.data());
-            if (biased) kernels.dots(p.w2, ids, 0, c, walk.latent.data(), 0, 1, logits, c);
+            const int32_t* rows = chosen.gathered ? nullptr : ids;
+            if (biased) kernels.dots(p.w2, rows, chosen.gathered ? at * c : 0, c, walk.latent.data(), 0, 1, logits, c);
             for (int64_t i = 0; i < c; ++i) logits[i] = bases[at * c + i] + (biased ? logits[i] : 0.0f);
             std::fill(probs, probs + c, 0.0f);
             const int choice = draw(p, f, kernels, b, k, ids, c, probs, walk);

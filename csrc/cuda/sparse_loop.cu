@@ -59,18 +59,27 @@ struct Shared {
           of_hidden(dynamic_shared<float>(l.of_hidden, l.gamma * kWarps)) {}
 };
 
+// Gathered rows lie in the order of the request's candidates; else a candidate's row is its token's.
+__device__ __forceinline__ int64_t first_row_of_w2(const SparseLoop& p) {
+    return p.gathered ? static_cast<int64_t>(blockIdx.x) * p.gamma * p.candidates : 0;
+}
+
+__device__ __forceinline__ int64_t row_of_w2(const int32_t* ids, int at) {
+    return ids != nullptr ? ids[at] : at;
+}
+
 // The warps' shares of W2's rows at all steps, one group after the other; `next` is always in flight.
 template <typename T, int Chunks>
 struct Gather {
     using Group = RowGroup<T, Chunks>;
 
     __device__ Gather(const SparseLoop& p, const Shared& s, int warp, int lane)
-        : w2(static_cast<const T*>(p.heads.w2)),
+        : w2(static_cast<const T*>(p.heads.w2) + first_row_of_w2(p) * p.heads.w2_stride),
           stride(p.heads.w2_stride),
           rank(static_cast<int>(p.heads.rank)),
           candidates(static_cast<int>(p.candidates)),
           gamma(static_cast<int>(p.gamma)),
-          ids(s.ids),
+          ids(p.gathered ? nullptr : s.ids),
           lane(lane),
           first(warp * Group::kRows) {
         if (first < candidates) fetch(0, first);
@@ -80,7 +89,7 @@ struct Gather {
         next.load(
             [&](int i) {
                 const int candidate = at + i < candidates ? at + i : candidates - 1;
-                return w2 + ids[k * candidates + candidate] * stride;
+                return w2 + row_of_w2(ids, k * candidates + candidate) * stride;
             },
             rank, lane);
     }
@@ -116,18 +125,18 @@ struct Gather {
 template <typename T>
 struct Gather<T, 0> {
     __device__ Gather(const SparseLoop& p, const Shared& s, int warp, int lane)
-        : w2(static_cast<const T*>(p.heads.w2)),
+        : w2(static_cast<const T*>(p.heads.w2) + first_row_of_w2(p) * p.heads.w2_stride),
           stride(p.heads.w2_stride),
           rank(static_cast<int>(p.heads.rank)),
           candidates(static_cast<int>(p.candidates)),
-          ids(s.ids),
+          ids(p.gathered ? nullptr : s.ids),
           warp(warp),
           lane(lane) {}
 
     template <typename F>
     __device__ __forceinline__ void step(int k, const float* latent, F use) {
         for (int at = warp; at < candidates; at += kWarps) {
-            const float dot = row_dot(w2 + ids[k * candidates + at] * stride, latent, rank, lane);
+            const float dot = row_dot(w2 + row_of_w2(ids, k * candidates + at) * stride, latent, rank, lane);
             if (lane == 0) use(at, dot);
         }
     }

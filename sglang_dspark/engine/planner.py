@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
 from sglang_dspark.config import DSparkConfig
 from sglang_dspark.errors import ConfigError
@@ -38,13 +40,21 @@ class Planner:
         """Verify lengths ℓ_r in 0..γ, never past what a request may still emit or what its draft left usable."""
         # ℓ + 1 tokens can be emitted, hence the - 1. Under overlapped scheduling the count of tokens already emitted is
         # a round old, which makes the limit larger, never too small.
+        usable, confidence = self._on_host(block)
         remaining = np.array([0 if r.finished() else _remaining_output(r) - 1 for r in reqs], dtype=np.int64)
-        limits = np.minimum(np.clip(remaining, 0, self._gamma), block.usable.cpu().numpy())
+        limits = np.minimum(np.clip(remaining, 0, self._gamma), usable)
         if self._config.policy == "threshold":
-            assert block.confidence is not None
-            confidence = block.confidence.cpu().numpy()
+            assert confidence is not None
             return policies.threshold(confidence, self._config.survival_threshold, limits).tolist()
         return policies.fixed(self._length, limits).tolist()
+
+    def _on_host(self, block: DraftBlock) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32] | None]:
+        """What the policy reads, in one copy. On a GPU it waits for the draft; lengths are decided on the host."""
+        if self._config.policy != "threshold" or block.confidence is None:
+            return block.usable.cpu().numpy(), None
+        # Up to 255, so that float32 holds it.
+        packed = torch.cat([block.usable.unsqueeze(1).to(torch.float32), block.confidence], dim=1).cpu().numpy()
+        return packed[:, 0].astype(np.int64), packed[:, 1:]
 
 
 def _remaining_output(req: Any) -> int:

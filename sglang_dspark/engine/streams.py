@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from sglang_dspark.engine.seeds import coupled_streams
+from sglang_dspark.ops.host import to_device
 from sglang_dspark.ops.noise import Noise
 
 
@@ -38,9 +39,9 @@ class NoiseStreams:
         numbers = [self._streams[req.rid] for req in reqs]
         seeds = coupled_streams(reqs, numbers, self._seed, self._coupling)
         if seeds is None:
-            streams = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+            streams = to_device(numbers, self._device)
             return Noise(self._seed, streams, torch.full_like(streams, self._round))
         pairs = zip(seeds, numbers, strict=True)
-        streams = torch.tensor([n if s is None else s for s, n in pairs], dtype=torch.int64, device=self._device)
-        coupled = torch.tensor([s is not None for s in seeds], device=self._device)
+        streams = to_device([n if s is None else s for s, n in pairs], self._device)
+        coupled = to_device([int(s is not None) for s in seeds], self._device).bool()
         return Noise(self._seed, streams, torch.where(coupled, prefix_lens.long(), self._round), coupled)

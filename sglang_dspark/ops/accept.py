@@ -7,10 +7,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sglang_dspark.ops import cuda
 from sglang_dspark.ops.accept_torch import accept_torch
-from sglang_dspark.ops.draft_block import DraftBlock, check_noise, check_temperatures
+from sglang_dspark.ops.draft_block import (
+    DraftBlock,
+    check_devices,
+    check_noise,
+    check_temperatures,
+    contiguous_noise,
+    rows_contiguous,
+)
 from sglang_dspark.ops.draft_q import DenseQ, SparseQ
-from sglang_dspark.ops.extension import extension, warn_missing
+from sglang_dspark.ops.extension import extension, warn_missing, warn_torch
 from sglang_dspark.ops.noise import Noise
 from sglang_dspark.ops.ragged import RaggedRows
 
@@ -60,7 +68,7 @@ def accept(
         noise: the round's, as given to the draft; may be None only when `temperatures` is.
         p: `[M, V]` float32, what plain decoding would sample from, where filters make it something else than
             `softmax(target_logits / T)`. Rows of argmax requests are not read.
-        isa: as in `draft_block`.
+        isa: as in `draft_block`, which also says what is checked on a GPU.
 
     Raises:
         ValueError: names the argument, what it is and what was expected, before anything runs.
@@ -70,18 +78,26 @@ def accept(
     if noise is None:
         zeros = torch.zeros(batch_size, dtype=torch.int64, device=target_logits.device)
         noise = Noise(0, zeros, zeros)
+    if target_logits.device.type == cuda.device_type():
+        reason = noise.not_on_cuda or cuda.accept_not_covered(target_logits, block.q, batch_size)
+        if not reason:
+            return _on_cuda(target_logits, block, rows, temperatures, noise, p)
+        warn_torch("accept", reason)
     native = extension()
     if native is None or target_logits.device.type != "cpu" or target_logits.dtype not in _LOGIT_DTYPES:
-        if native is None:
+        if native is None and target_logits.device.type == "cpu":
             warn_missing("accept")
         if isinstance(block.q, DenseQ):
-            raise ValueError(f"block.q: a dense draft of the extension needs target_logits on the CPU, {_LOGIT_DTYPES}")
+            raise ValueError(
+                f"block.q: a dense draft needs target_logits of {_LOGIT_DTYPES} and the kernels that drew it, got "
+                f"{target_logits.dtype} on {target_logits.device}"
+            )
         return Accepted(*accept_torch(target_logits, p, block.tokens, block.q, block.usable, rows, temperatures, noise))
     tokens = torch.empty((batch_size, gamma + 1), dtype=torch.int64)
     counts, last = torch.empty((2, batch_size), dtype=torch.int64).unbind()
     q = block.q
     native.accept(
-        _rows_contiguous(target_logits), None if p is None else _rows_contiguous(p), rows.start, rows.lengths,
+        rows_contiguous(target_logits), None if p is None else rows_contiguous(p), rows.start, rows.lengths,
         block.tokens.contiguous(), block.usable, None if temperatures is None else temperatures.contiguous(),
         noise.seed & 0xFFFF_FFFF_FFFF_FFFF, noise.streams.contiguous(), noise.rounds.contiguous(),
         noise.coupled, None if q is None else q.native(), tokens, counts, last,
@@ -90,8 +106,23 @@ def accept(
     return Accepted(tokens, counts, last)
 
 
-def _rows_contiguous(tensor: Tensor) -> Tensor:
-    return tensor if tensor.shape[-1] <= 1 or tensor.stride(-1) == 1 else tensor.contiguous()
+def _on_cuda(
+    target_logits: Tensor,
+    block: DraftBlock,
+    rows: RaggedRows,
+    temperatures: Tensor | None,
+    noise: Noise,
+    p: Tensor | None,
+) -> Accepted:
+    q = SparseQ(*block.q.native()) if isinstance(block.q, SparseQ) else block.q
+    return Accepted(
+        *cuda.accept(
+            rows_contiguous(target_logits), None if p is None else rows_contiguous(p), block.tokens.contiguous(),
+            block.usable.contiguous(), q, rows.start, rows.lengths,
+            None if temperatures is None else temperatures.contiguous(),
+            contiguous_noise(noise),
+        )
+    )  # fmt: skip
 
 
 def _check(
@@ -112,7 +143,7 @@ def _check(
         raise ValueError(
             f"rows, block.usable: expected {batch_size} requests, got {len(rows.lengths)}, {tuple(block.usable.shape)}"
         )
-    if batch_size and int(rows.lengths.max()) > gamma:
+    if rows.longest > gamma:
         raise ValueError(f"rows: lengths above gamma = {gamma}, got {rows.lengths.tolist()}")
     if temperatures is not None:
         check_temperatures(temperatures, batch_size)
@@ -120,6 +151,10 @@ def _check(
             raise ValueError("noise: expected one, since temperatures are given; got None")
     if noise is not None:
         check_noise(noise, batch_size)
+    check_devices(target_logits.device, tokens=block.tokens, usable=block.usable, temperatures=temperatures, p=p)
+    if isinstance(block.q, DenseQ) and (block.q.isa == "cuda") != (target_logits.device.type == cuda.device_type()):
+        kernels = "CUDA" if block.q.isa == "cuda" else "CPU"
+        raise ValueError(f"block.q: drawn by the {kernels} kernels, which target_logits on {target_logits.device} lack")
     if isinstance(block.q, SparseQ) and (
         tuple(block.q.ids.shape[:2]) != (batch_size, gamma) or block.q.ids.shape != block.q.probs.shape
     ):

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sglang_dspark.ops import cuda
 from sglang_dspark.ops.draft_q import DenseQ, DraftQ, SparseQ
 from sglang_dspark.ops.draft_torch import draft_block_torch
-from sglang_dspark.ops.extension import extension, warn_missing
+from sglang_dspark.ops.extension import extension, warn_missing, warn_torch
 from sglang_dspark.ops.markov import Activation, ConfidenceHead, HeadKind, MarkovHead
 from sglang_dspark.ops.noise import Noise
 
@@ -90,12 +91,15 @@ def draft_block(
         support: C, q is the softmax over the C best base logits of each position (lowest ids on ties), clipped to V.
             None: over the whole vocabulary.
         filters: further restriction of q, sparse form only.
-        isa: "avx512", "avx2" or "scalar" instead of the best there is.
+        isa: "avx512", "avx2" or "scalar" instead of the best there is; read on a CPU only.
+
+    On a GPU everything is enqueued on the current stream and nothing waits for it, so values of tensors (anchors,
+    temperatures, filters) are checked on a CPU only; shapes and dtypes are checked everywhere.
 
     Raises:
         ValueError: names the argument, what it is and what was expected, before anything runs.
     """
-    _check(base_logits, anchors, hidden, head, confidence_head, temperatures, noise, support, filters)
+    check_draft(base_logits, anchors, hidden, head, confidence_head, temperatures, noise, support, filters)
     batch_size, gamma, vocab_size = base_logits.shape
     if support is not None:
         support = min(support, vocab_size)
@@ -104,17 +108,14 @@ def draft_block(
         noise = Noise(0, zeros, zeros)
     if filters is None:
         filters = DraftFilter()
+    if base_logits.device.type == cuda.device_type():
+        reason = noise.not_on_cuda or cuda.draft_not_covered(base_logits, hidden, head, confidence_head, support)
+        if not reason:
+            return _on_cuda(base_logits, anchors, hidden, head, confidence_head, temperatures, noise, support, filters)
+        warn_torch("draft_block", reason)
     native = extension()
-    weights = [w for w in (head.w1, head.w2, head.joint) if w is not None]
-    weights += [confidence_head.weight] if confidence_head is not None else []
-    if (
-        native is None
-        or base_logits.device.type != "cpu"
-        or base_logits.dtype not in _LOGIT_DTYPES
-        or hidden.dtype not in _LOGIT_DTYPES
-        or any(w.dtype not in _WEIGHT_DTYPES for w in weights)
-    ):
-        if native is None:
+    if native is None or not native_covers(base_logits, hidden, head, confidence_head):
+        if native is None and base_logits.device.type == "cpu":
             warn_missing("draft_block")
         return DraftBlock(
             *draft_block_torch(
@@ -123,24 +124,11 @@ def draft_block(
             )
         )  # fmt: skip
 
-    base_logits, hidden = _rows_contiguous(base_logits), _rows_contiguous(hidden)
+    base_logits = rows_contiguous(base_logits)
     tokens = torch.empty((batch_size, gamma), dtype=torch.int64)
     usable = torch.empty(batch_size, dtype=torch.int64)
     confidence = None if confidence_head is None else torch.empty((batch_size, gamma))
-    common = (
-        base_logits, anchors.long().contiguous(), hidden,
-        native.Head(
-            head.kind, head.activation, head.first_position, _rows_contiguous(head.w1), _rows_contiguous(head.w2),
-            None if head.joint is None else _rows_contiguous(head.joint),
-            None if head.joint_bias is None else head.joint_bias.float().contiguous(),
-        ),
-        None if confidence_head is None else confidence_head.weight.contiguous(),
-        0.0 if confidence_head is None or confidence_head.bias is None else float(confidence_head.bias),
-        confidence_head is not None and confidence_head.with_markov,
-        None if temperatures is None else temperatures.contiguous(),
-        noise.seed & 0xFFFF_FFFF_FFFF_FFFF, noise.streams.contiguous(), noise.rounds.contiguous(),
-        noise.coupled,
-    )  # fmt: skip
+    common = native_arguments(base_logits, anchors, hidden, head, confidence_head, temperatures, noise)
     q: DraftQ
     if support is None:
         latents = torch.empty((batch_size, gamma, native.arranged_size(head.w1.shape[1])))
@@ -154,18 +142,89 @@ def draft_block(
         ids = torch.empty((batch_size, gamma, support), dtype=torch.int32)
         probs = torch.empty((batch_size, gamma, support))
         native.draft_sparse(
-            *common, filters.top_k, filters.top_p, filters.mask, tokens, usable, confidence, ids, probs, isa or "",
-            torch.get_num_threads(),
+            *common, filters.top_k, filters.top_p, filters.mask, tokens, usable, confidence, ids, probs, 0, False,
+            isa or "", torch.get_num_threads(),
         )  # fmt: skip
         q = SparseQ(ids, probs)
     return DraftBlock(tokens, None if temperatures is None else q, confidence, usable)
 
 
-def _rows_contiguous(tensor: Tensor) -> Tensor:
+def native_covers(
+    base_logits: Tensor, hidden: Tensor, head: MarkovHead, confidence_head: ConfidenceHead | None
+) -> bool:
+    """Whether the extension takes this device and these dtypes."""
+    weights = [w for w in (head.w1, head.w2, head.joint) if w is not None]
+    weights += [confidence_head.weight] if confidence_head is not None else []
+    return (
+        base_logits.device.type == "cpu"
+        and base_logits.dtype in _LOGIT_DTYPES
+        and hidden.dtype in _LOGIT_DTYPES
+        and all(w.dtype in _WEIGHT_DTYPES for w in weights)
+    )
+
+
+def native_arguments(
+    base_logits: Tensor,
+    anchors: Tensor,
+    hidden: Tensor,
+    head: MarkovHead,
+    confidence_head: ConfidenceHead | None,
+    temperatures: Tensor | None,
+    noise: Noise,
+) -> tuple[object, ...]:
+    """What the extension's sequential loops have in common, in their order."""
+    native = extension()
+    assert native is not None
+    return (
+        base_logits, anchors.long().contiguous(), rows_contiguous(hidden),
+        native.Head(
+            head.kind, head.activation, head.first_position, rows_contiguous(head.w1), rows_contiguous(head.w2),
+            None if head.joint is None else rows_contiguous(head.joint),
+            None if head.joint_bias is None else head.joint_bias.float().contiguous(),
+        ),
+        None if confidence_head is None else confidence_head.weight.contiguous(),
+        0.0 if confidence_head is None or confidence_head.bias is None else float(confidence_head.bias),
+        confidence_head is not None and confidence_head.with_markov,
+        None if temperatures is None else temperatures.contiguous(),
+        noise.seed & 0xFFFF_FFFF_FFFF_FFFF, noise.streams.contiguous(), noise.rounds.contiguous(),
+        noise.coupled,
+    )  # fmt: skip
+
+
+def _on_cuda(
+    base_logits: Tensor,
+    anchors: Tensor,
+    hidden: Tensor,
+    head: MarkovHead,
+    confidence_head: ConfidenceHead | None,
+    temperatures: Tensor | None,
+    noise: Noise,
+    support: int | None,
+    filters: DraftFilter,
+) -> DraftBlock:
+    arguments = (
+        rows_contiguous(base_logits), anchors.long().contiguous(), rows_contiguous(hidden), head, confidence_head,
+        None if temperatures is None else temperatures.contiguous(),
+        contiguous_noise(noise),
+    )  # fmt: skip
+    if support is None:
+        draft = cuda.draft_dense(*arguments)
+    else:
+        draft = cuda.draft_sparse(*arguments, support, top_k=filters.top_k, top_p=filters.top_p, mask=filters.mask)
+    return DraftBlock(draft.tokens, None if temperatures is None else draft.q, draft.confidence, draft.usable)
+
+
+def contiguous_noise(noise: Noise) -> Noise:
+    """The same noise for a kernel."""
+    return Noise(noise.seed, noise.streams.contiguous(), noise.rounds.contiguous())
+
+
+def rows_contiguous(tensor: Tensor) -> Tensor:
+    """The tensor, copied only if elements of a row do not follow each other."""
     return tensor if tensor.shape[-1] <= 1 or tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _check(
+def check_draft(
     base_logits: Tensor,
     anchors: Tensor,
     hidden: Tensor,
@@ -175,20 +234,25 @@ def _check(
     noise: Noise | None,
     support: int | None,
     filters: DraftFilter | None,
+    vocab_size: int | None = None,
+    w2_rows: int | None = None,
 ) -> None:
+    """Raises ValueError, naming the argument. `vocab_size`, `w2_rows`: where base logits or W2 are one rank's part."""
     shape = tuple(base_logits.shape)
     if len(shape) != 3 or not 1 <= shape[1] <= _MAX_GAMMA or not 1 <= shape[2] <= _MAX_VOCAB:
         raise ValueError(f"base_logits: expected [B, 1 <= gamma <= {_MAX_GAMMA}, 1 <= V <= 2^23], got {shape}")
     if not base_logits.is_floating_point() or not hidden.is_floating_point():
         raise ValueError(f"base_logits, hidden: expected floats, got {base_logits.dtype}, {hidden.dtype}")
-    batch_size, gamma, vocab_size = shape
+    batch_size, gamma, width = shape
+    vocab_size = width if vocab_size is None else vocab_size
     if hidden.ndim != 3 or tuple(hidden.shape[:2]) != (batch_size, gamma):
         raise ValueError(f"hidden: expected shape ({batch_size}, {gamma}, H), got {tuple(hidden.shape)}")
-    head.check(vocab_size, hidden.shape[2])
+    head.check(vocab_size, hidden.shape[2], w2_rows)
+    check_devices(base_logits.device, hidden=hidden, anchors=anchors, temperatures=temperatures)
     if confidence_head is not None:
         confidence_head.check(hidden.shape[2], head.w1.shape[1])
     _check_vector("anchors", anchors, batch_size, (torch.int32, torch.int64))
-    if batch_size and (int(anchors.min()) < 0 or int(anchors.max()) >= vocab_size):
+    if readable(anchors) and batch_size and (int(anchors.min()) < 0 or int(anchors.max()) >= vocab_size):
         raise ValueError(f"anchors: expected tokens in [0, {vocab_size}), got {anchors.tolist()}")
     if temperatures is not None:
         check_temperatures(temperatures, batch_size)
@@ -207,11 +271,11 @@ def _check(
 def _check_filters(filters: DraftFilter, batch_size: int, gamma: int, vocab_size: int) -> None:
     if filters.top_k is not None:
         _check_vector("top_k", filters.top_k, batch_size, (torch.int64,))
-        if bool((filters.top_k < 1).any()):
+        if readable(filters.top_k) and bool((filters.top_k < 1).any()):
             raise ValueError(f"top_k: expected at least 1, got {filters.top_k.tolist()}")
     if filters.top_p is not None:
         _check_vector("top_p", filters.top_p, batch_size, (torch.float32,))
-        if not bool(((filters.top_p >= 0) & (filters.top_p <= 1)).all()):
+        if readable(filters.top_p) and not bool(((filters.top_p >= 0) & (filters.top_p <= 1)).all()):
             raise ValueError(f"top_p: expected values in [0, 1], got {filters.top_p.tolist()}")
     if filters.mask is not None:
         expected = (batch_size, gamma, math.ceil(vocab_size / 32))
@@ -219,9 +283,23 @@ def _check_filters(filters: DraftFilter, batch_size: int, gamma: int, vocab_size
             raise ValueError(f"mask: expected int32 {expected}, got {filters.mask.dtype} {tuple(filters.mask.shape)}")
 
 
+def readable(tensor: Tensor) -> bool:
+    """Whether values can be checked at no cost; reading those of a GPU would wait for its stream."""
+    return tensor.device.type == "cpu"
+
+
+def check_devices(device: torch.device, **tensors: Tensor | None) -> None:
+    """Raises ValueError, naming the argument, for a tensor that is on another device."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != device:
+            raise ValueError(f"{name}: expected a tensor on {device}, got {tensor.device}")
+
+
 def check_temperatures(temperatures: Tensor, batch_size: int) -> None:
     """Raises ValueError unless `[B]` float32, each 0 or positive, finite and not subnormal."""
     _check_vector("temperatures", temperatures, batch_size, (torch.float32,))
+    if not readable(temperatures):
+        return
     known = (temperatures == 0) | ((temperatures >= _SMALLEST_TEMPERATURE) & temperatures.isfinite())
     if not bool(known.all()):
         raise ValueError(f"temperatures: expected 0 or a positive number, got {temperatures.tolist()}")

@@ -23,15 +23,22 @@ def draft_block_torch(
     top_k: Tensor | None = None,
     top_p: Tensor | None = None,
     mask: Tensor | None = None,
+    rows: Tensor | None = None,
+    ids: Tensor | None = None,
 ) -> tuple[Tensor, SparseQ | None, Tensor | None, Tensor]:
-    """Arguments as `draft_block`, already checked. Returns the fields of `DraftBlock`; q is stored in full."""
+    """Arguments as `draft_block`, already checked. Returns the fields of `DraftBlock`; q is stored in full.
+
+    With `ids` `[B, γ, C]` int64, candidates that were chosen elsewhere, `base_logits` are theirs, `[B, γ, C]`; `rows`
+    `[B, γ, C, r]` replaces their rows of W2.
+    """
     batch_size, gamma, vocab_size = base_logits.shape
     device = base_logits.device
     base = base_logits.float()
     finite = drawable(base)
     base = torch.where(finite.unsqueeze(-1), base, 0.0)
-    ids = select_candidates(base, vocab_size if support is None else support)
-    base = base.gather(2, ids)
+    if ids is None:
+        ids = select_candidates(base, vocab_size if support is None else support)
+        base = base.gather(2, ids)
     w2 = head.w2.float() if support is None else None
     temperature = anchors.new_zeros(batch_size, dtype=torch.float32) if temperatures is None else temperatures
     sampled = (temperature > 0).unsqueeze(-1)
@@ -48,7 +55,9 @@ def draft_block_torch(
         logits = base[:, k]
         if k > 0 or head.first_position:
             latent, state = head.latent(embedded, hidden[:, k], state)
-            gathered = head.w2[ids[:, k]].float() if w2 is None else w2
+            gathered = w2
+            if gathered is None:
+                gathered = (head.w2[ids[:, k]] if rows is None else rows[:, k]).float()
             logits = logits + (gathered @ latent.unsqueeze(-1)).squeeze(-1)
         if mask is not None:
             logits = torch.where(_allowed(mask[:, k], ids[:, k]), logits, float("-inf"))

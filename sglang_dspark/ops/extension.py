@@ -74,7 +74,12 @@ def describe() -> ExtensionInfo:
     )
 
 
-@cache
 def warn_missing(operation: str) -> None:
     """Say once per operation that the torch version is used, and why."""
-    logger.warning("%s runs in plain torch, which is slow: the compiled extension is %s", operation, _load()[1])
+    warn_torch(operation, f"the compiled extension is {_load()[1]}")
+
+
+@cache
+def warn_torch(operation: str, reason: str) -> None:
+    """Say once that an operation runs in plain torch for this reason."""
+    logger.warning("%s runs in plain torch, which is slow: %s", operation, reason)

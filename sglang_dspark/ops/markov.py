@@ -50,16 +50,20 @@ class MarkovHead:
             latent = F.linear(z, self.joint.float(), bias).sigmoid() * latent
         return latent, state
 
-    def check(self, vocab_size: int, hidden_size: int) -> None:
-        """Raises ValueError, naming the weight, when shapes do not agree with each other and with the logits."""
+    def check(self, vocab_size: int, hidden_size: int, w2_rows: int | None = None) -> None:
+        """Raises ValueError, naming the weight, when shapes do not agree with each other and with the logits.
+
+        `w2_rows` is how many `w2` should have where it does not hold the whole vocabulary.
+        """
+        w2_rows = vocab_size if w2_rows is None else w2_rows
         rank = self.w1.shape[-1]
         joint = {"gated": (rank, hidden_size + rank), "rnn": (3 * rank, hidden_size + 2 * rank)}.get(self.kind)
         if self.kind not in ("vanilla", "gated", "rnn") or self.activation not in ("none", "silu"):
             raise ValueError(f"head.kind, head.activation: unknown, got {self.kind}, {self.activation}")
         if self.w1.ndim != 2 or self.w1.shape[0] < vocab_size:
             raise ValueError(f"head.w1: expected [V >= {vocab_size}, r], got {tuple(self.w1.shape)}")
-        if tuple(self.w2.shape) != (vocab_size, rank):
-            raise ValueError(f"head.w2: expected shape {(vocab_size, rank)}, got {tuple(self.w2.shape)}")
+        if tuple(self.w2.shape) != (w2_rows, rank):
+            raise ValueError(f"head.w2: expected shape {(w2_rows, rank)}, got {tuple(self.w2.shape)}")
         if joint is None:
             return
         if self.joint is None or tuple(self.joint.shape) != joint:

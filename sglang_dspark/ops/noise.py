@@ -34,6 +34,11 @@ class Noise:
     rounds: Tensor
     coupled: Tensor | None = None
 
+    @property
+    def not_on_cuda(self) -> str:
+        """Why the CUDA kernels do not draw this noise, empty when they do."""
+        return "" if self.coupled is None else "coupled requests are drawn in torch"
+
     def gumbel(self, position: int, tokens: Tensor) -> Tensor:
         """Gumbel noise of tokens `[B, N]` at a 0-based position of the draft, `[B, N]` float32."""
         token = tokens.long()

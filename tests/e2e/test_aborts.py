@@ -20,6 +20,7 @@ LENGTHS = [5, 48, 17, 31, 48, 8, 23, 48, 12, 48, 3, 29]
 DROPPED = {1: ("abort", 4), 4: ("hang up", 2), 7: ("abort", 11), 9: ("hang up", 7)}
 
 
+@pytest.mark.known_case(11)
 def test_outputs_and_kv_pool(dspark: ServerProcess, requests: list[Request], reference: list[Result]) -> None:
     flush_cache(dspark.base_url)
     mixed = [
@@ -49,6 +50,7 @@ def test_outputs_and_kv_pool(dspark: ServerProcess, requests: list[Request], ref
     assert load(dspark.base_url).used_tokens == 0
 
 
+@pytest.mark.known_case(11)
 def test_the_slots_of_aborted_requests_are_clean(
     dspark: ServerProcess, requests: list[Request], reference: list[Result]
 ) -> None:

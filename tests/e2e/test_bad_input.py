@@ -110,6 +110,7 @@ def test_port_in_use(refused: Refused) -> None:
         assert f"--port {port}" in refused(port=port)
 
 
+@pytest.mark.known_case(19)
 def test_more_kv_cache_than_memory(refused: Refused) -> None:
     message = refused("--dspark-draft", str(demo_draft_path()), "--max-total-tokens", "1000000000")
     assert "--max-total-tokens 1000000000" in message

@@ -14,6 +14,7 @@ from sglang_dspark.evaluate.server import ServerProcess
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.known_case(9)
 def test_alone_and_batched_cold_and_warm(
     dspark: ServerProcess, requests: list[Request], reference: list[Result]
 ) -> None:
@@ -22,12 +23,14 @@ def test_alone_and_batched_cold_and_warm(
     assert report.compared == 4 * len(requests)
 
 
+@pytest.mark.known_case(9)
 def test_the_warm_passes_hit_the_prefix_cache(dspark: ServerProcess, requests: list[Request]) -> None:
     run_load(dspark.base_url, requests[:2], 2)
     for result in run_load(dspark.base_url, requests[:2], 2).results:
         assert result.cached_tokens >= result.prompt_tokens - 1
 
 
+@pytest.mark.known_case(25)
 def test_twelve_users_echo_opaque_identifiers(plain: ServerProcess, dspark: ServerProcess, tokenizer: Any) -> None:
     requests = greedy_requests(echo_prompts(12), tokenizer, max_new_tokens=32)
     report = EqualityReport()
@@ -35,6 +38,7 @@ def test_twelve_users_echo_opaque_identifiers(plain: ServerProcess, dspark: Serv
     assert report.verdict == "equal", report.as_json()
 
 
+@pytest.mark.known_case(23)
 def test_plain_against_itself_is_inconclusive(
     plain: ServerProcess, requests: list[Request], reference: list[Result]
 ) -> None:

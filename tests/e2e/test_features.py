@@ -50,6 +50,7 @@ def generate(server: ServerProcess, requests: list[Request], sampling: dict[str,
 
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize("arm", ["dspark", "threshold", "undrafted"])
+@pytest.mark.known_case(17, 18)
 def test_equals_plain_serving(
     feature: str, arm: str, plain: ServerProcess, requests: list[Request], request: pytest.FixtureRequest
 ) -> None:
@@ -60,6 +61,7 @@ def test_equals_plain_serving(
     assert [a["meta_info"]["finish_reason"] for a in found] == [a["meta_info"]["finish_reason"] for a in expected]
 
 
+@pytest.mark.known_case(17)
 def test_grammar_holds_for_sampled_requests(dspark: ServerProcess, requests: list[Request]) -> None:
     sampling = {**FEATURES["grammar"], "temperature": 1.0, "max_new_tokens": 60}
     for answer in generate(dspark, requests[:6], sampling):
@@ -138,6 +140,7 @@ def test_near_the_context_limit(plain: ServerProcess, dspark: ServerProcess, req
         assert found[0]["meta_info"]["finish_reason"] == expected[0]["meta_info"]["finish_reason"]
 
 
+@pytest.mark.known_case(20)
 def test_no_draft_token_is_verified_when_the_draft_does_not_run(
     undrafted: ServerProcess, requests: list[Request]
 ) -> None:

@@ -162,6 +162,7 @@ def test_a_whole_run(bench: Any, engine: FakeEngine, tmp_path: Path) -> None:
     assert (tmp_path / "serving.md").read_text().startswith("| users | arm |")
 
 
+@pytest.mark.known_case(23)
 def test_a_run_without_drafts_is_inconclusive(bench: Any, engine: FakeEngine) -> None:
     engine.cap_length = 1.0
     status, record = bench("--concurrency", "2", "--min-requests", "2")

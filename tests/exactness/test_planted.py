@@ -48,6 +48,7 @@ def whole_row(minimum: float) -> Policy:
     return Policy("whole-row fallback", lambda memory, c, limits: planted.whole_row_fallback(c, minimum, limits))
 
 
+@pytest.mark.known_case(1)
 def test_argmax_of_this_round_with_a_fresh_cut(found: Found) -> None:
     proof = prove(classic.appendix(), argmax(CLIFF), rounds=1, coupled=False)
     found("unconstrained argmax, fresh cut", proof)
@@ -196,6 +197,7 @@ def softmax(logits: Sequence[float]) -> Row:
     return row(*(Fraction(math.exp(x)) for x in logits))
 
 
+@pytest.mark.known_case(15)
 def test_q_rebuilt_from_rounded_logits(found: Found) -> None:
     logits = (3.014, 2.297, -1.553)
     target = row(5, 3, 2)

@@ -78,6 +78,7 @@ EMBEDDED = BASE | {
         (EMBEDDED, Family.EMBEDDED, True, 5),
     ],
 )
+@pytest.mark.known_case(13)
 def test_families(raw: dict[str, Any], family: Family, predicts: bool | None, gamma: int) -> None:
     config = parse_draft_config(raw)
     assert (config.family, config.sample_from_anchor, config.gamma) == (family, predicts, gamma)
@@ -87,6 +88,7 @@ def test_families(raw: dict[str, Any], family: Family, predicts: bool | None, ga
     assert config.rope_interleaved == (family is Family.LFM2)
 
 
+@pytest.mark.known_case(13)
 def test_layout_precedence() -> None:
     """Explicit field, then num_anchors, then the family; a Markov head says nothing."""
     assert parse_draft_config(DEEPSPEC | {"sample_from_anchor": False}).gamma == 6
@@ -107,6 +109,7 @@ def test_block_size_nested_and_rope_theta_places() -> None:
     assert parse_draft_config(ZLAB | layered).rope_theta == 2e6
 
 
+@pytest.mark.known_case(14)
 def test_embedding_layer_of_speculators() -> None:
     assert parse_draft_config(SPECULATORS | {"aux_hidden_state_layer_ids": [0, 4]}).target_layer_ids == (-1, 3)
 

@@ -19,7 +19,7 @@ ISAS = ("avx512", "avx2", "scalar")
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
     """What to pass as `isa`; with "torch" the extension is hidden."""
     if request.param == "torch":
-        for module in ("draft_block", "accept"):
+        for module in ("draft_block", "draft_candidates", "accept"):
             monkeypatch.setattr(f"sglang_dspark.ops.{module}.extension", lambda: None)
         return None
     require(request.param)

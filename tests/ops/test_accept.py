@@ -61,6 +61,7 @@ class World:
 @FORMS
 @pytest.mark.parametrize("lengths", [(0,), (1,), (2,), (3,), (3, 0, 1, 2)], ids=str)
 @pytest.mark.parametrize(("seed", "explicit_p", "temperature"), [(0, False, 1.0), (1, True, 0.6), (2, False, 2.5)])
+@pytest.mark.known_case(15)
 def test_emitted_tokens_follow_the_target(implementation, support, lengths, seed, explicit_p, temperature) -> None:
     """Two tokens further, completed by plain decoding where a round emitted fewer, the law is the target's."""
     world, size, anchor = World(seed), 60_000, 2
@@ -106,6 +107,7 @@ def test_a_biased_accept_is_found(implementation) -> None:
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
+@pytest.mark.known_case(15, 18)
 def test_filtered_target_is_followed(implementation, top_k: int) -> None:
     """Known case 15: top-k = 1 at T = 1 is greedy; top-k = 2 is the renormalised pair."""
     world, size, anchor = World(5), 30_000, 3
@@ -194,6 +196,7 @@ def test_unusable_positions_are_not_tested_and_the_cut_is_fresh(implementation, 
             assert chisquare(observed, expected / expected.sum() * observed.sum()).pvalue > 1e-4
 
 
+@pytest.mark.known_case(20)
 def test_skipped_draft_emits_one_token_per_request(implementation) -> None:
     block = DraftBlock.skipped(2, GAMMA, "cpu")
     logits = torch.eye(V)[:2]
@@ -205,6 +208,7 @@ def test_skipped_draft_emits_one_token_per_request(implementation) -> None:
     assert sampled.last.tolist() == [0, 1]
 
 
+@pytest.mark.known_case(15)
 def test_dense_residual_is_the_sampler_s_own_q(isa) -> None:
     """p equal to q, bit for bit, never rejects; and what a rejection leaves never contains tokens with p < q."""
     head = make_head("vanilla", 1500, 64, 1, dtype=torch.bfloat16)

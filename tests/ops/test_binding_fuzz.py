@@ -54,7 +54,7 @@ def tensor(rng: random.Random) -> Any:
     return rng.choice([made, made, made, made, None, 3, "x", np.zeros(3), torch.zeros(2, 2, device="meta")])
 
 
-def valid_draft(sparse: bool, guards: list[torch.Tensor]) -> list[Any]:
+def valid_draft(sparse: bool, guards: list[torch.Tensor], form: str) -> list[Any]:
     weights = torch.randn(V, R)
     common = [
         torch.randn(B, GAMMA, V), torch.zeros(B, dtype=torch.int64), torch.randn(B, GAMMA, H),
@@ -68,7 +68,12 @@ def valid_draft(sparse: bool, guards: list[torch.Tensor]) -> list[Any]:
     ]  # fmt: skip
     if sparse:
         ids, probs = guarded((B, GAMMA, C), torch.int32, guards), guarded((B, GAMMA, C), torch.float32, guards)
-        return [*common, None, None, None, *outputs, ids, probs, "", 1]
+        if form:  # candidates chosen elsewhere, with rows of their own or those of their tokens
+            ids.copy_(torch.arange(C))
+            rows = torch.randn(B * GAMMA * C, R) if form == "gathered" else weights
+            common[0] = torch.randn(B, GAMMA, C)
+            common[3] = native.Head("vanilla", "none", True, weights, rows, None, None)
+        return [*common, None, None, None, *outputs, ids, probs, V if form else 0, form == "gathered", "", 1]
     latents = guarded((B, GAMMA, native.arranged_size(R)), torch.float32, guards)
     return [*common, *outputs, latents, *(guarded((B, GAMMA), torch.float32, guards) for _ in range(3)), "", 1]
 
@@ -109,7 +114,17 @@ def outputs_of(arguments: list[Any], guards: list[torch.Tensor]) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    "call", ["draft_sparse", "draft_dense", "accept none", "accept sparse", "accept dense", "seeded_pick"]
+    "call",
+    [
+        "draft_sparse",
+        "draft_sparse chosen",
+        "draft_sparse gathered",
+        "draft_dense",
+        "accept none",
+        "accept sparse",
+        "accept dense",
+        "seeded_pick",
+    ],
 )
 def test_wrong_arguments_raise_and_nothing_else(call: str) -> None:
     rng = random.Random(call)
@@ -122,7 +137,7 @@ def test_wrong_arguments_raise_and_nothing_else(call: str) -> None:
         elif name == "seeded_pick":
             arguments = valid_pick(guards)
         else:
-            arguments = valid_draft(name == "draft_sparse", guards)
+            arguments = valid_draft(name == "draft_sparse", guards, form)
         for _ in range(rng.randint(0, 3) if trial else 0):
             index = rng.randrange(len(arguments))
             replaced = head(rng) if type(arguments[index]).__name__ == "Head" else tensor(rng)

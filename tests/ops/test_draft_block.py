@@ -61,6 +61,7 @@ def test_all_implementations_draw_the_same_tokens(support) -> None:
 
 
 @FORMS
+@pytest.mark.known_case(16)
 def test_a_request_draws_the_same_in_any_batch(implementation, support) -> None:
     """Known case 16. Tokens, q and the usable prefix of a request do not depend on its neighbours or its row."""
     head, g = make_head("vanilla", V, 64, H, dtype=torch.bfloat16), torch.Generator().manual_seed(4)

@@ -75,6 +75,7 @@ def test_uniforms_agree_and_differ_by_purpose_position_round_and_stream() -> Non
     assert len(set(values)) == len(values)
 
 
+@pytest.mark.known_case(16)
 def test_extremes_are_finite_and_inside() -> None:
     """Known case 16: hashes at the top of the 32-bit range."""
     noise = gumbel(torch.tensor(WORDS))
@@ -98,3 +99,16 @@ def test_the_law_is_gumbel() -> None:
     assert kstest(sample, "gumbel_r").pvalue > 1e-3
     uniforms = noise.uniform(ACCEPT, torch.arange(200).repeat(50), torch.arange(50).repeat_interleave(200)).numpy()
     assert kstest(uniforms, "uniform").pvalue > 1e-3
+
+
+@pytest.mark.known_case(16)
+@pytest.mark.parametrize(("word", "expected"), [(0, 2.0**-53), (0xFFFF_FFFF, 1 - 2.0**-53)])
+def test_uniforms_of_the_outermost_words_are_inside(
+    word: int, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No counter is known to give these words, so the generator's output is set."""
+    monkeypatch.setattr("sglang_dspark.ops.noise.philox", lambda *_: torch.full((4, 1), word))
+    one = torch.zeros(1, dtype=torch.int64)
+    value = Noise(0, one, one).uniform(ACCEPT, one, one)
+    assert value.tolist() == [expected]
+    assert 0.0 < float(value) < 1.0

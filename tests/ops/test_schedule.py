@@ -70,6 +70,7 @@ def test_the_scan_is_a_prefix_of_the_sorted_candidates(scheduler, round_) -> Non
 
 
 @IMPLEMENTATIONS
+@pytest.mark.known_case(1)
 def test_known_case_1(scheduler) -> None:
     """R = 1, γ = 2, a_1 = .8, SPS 1, .5, .45: ℓ = 0 whichever token was drawn, so P(A) stays .70."""
     seconds = np.array([1.0, 1.0, 1 / 0.5, 1 / 0.45])
@@ -85,6 +86,7 @@ def test_known_case_1(scheduler) -> None:
 
 
 @IMPLEMENTATIONS
+@pytest.mark.known_case(5)
 def test_ties_go_to_the_earlier_position_then_the_lower_request(scheduler) -> None:
     confidence, limits = np.ones((4, 3), dtype=np.float32), np.full(4, 3)
     shares = [scheduler.lagged_topk(confidence, budget, limits).tolist() for budget in (1, 3, 5, 11, 12, 99)]

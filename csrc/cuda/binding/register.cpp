@@ -145,6 +145,7 @@ const std::vector<Field>& sparse_loop_fields() {
                                            FIELD(batch),
                                            FIELD(gamma),
                                            FIELD(candidates),
+                                           FIELD(gathered),
                                            FIELD(ids),
                                            FIELD(values),
                                            FIELD(bad),

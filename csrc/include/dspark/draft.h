@@ -64,6 +64,13 @@ struct SparseOutput {
     float* probs;     // [batch, gamma, C]: q; zeros where the row is argmax or not usable
 };
 
+// Candidates chosen elsewhere, in SparseOutput's ids; the problem's base then holds their base logits
+// [batch, gamma, C] in float32, NaN among them where the position cannot be drawn from.
+struct ChosenCandidates {
+    bool given;     // false: they are selected here, from base logits of the whole vocabulary
+    bool gathered;  // w2 has a row a candidate, [batch, gamma, C, rank], instead of one a token
+};
+
 // What the accept needs to recompute a row of q bit for bit.
 struct DenseOutput {
     float* latents;      // [batch, gamma, arranged_size(rank)], zeros where no bias applies
@@ -72,8 +79,8 @@ struct DenseOutput {
     float* token_probs;  // [batch, gamma]: q of the drawn token
 };
 
-void draft_sparse(const DraftProblem& problem, const SparseFilter& filter, const SparseOutput& out, Isa isa,
-                  int threads);
+void draft_sparse(const DraftProblem& problem, const SparseFilter& filter, const ChosenCandidates& chosen,
+                  const SparseOutput& out, Isa isa, int threads);
 void draft_dense(const DraftProblem& problem, const DenseOutput& out, Isa isa, int threads);
 
 }  // namespace dspark

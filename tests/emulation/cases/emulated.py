@@ -1,24 +1,25 @@
-"""`ops.cuda` on CPU tensors with the emulated kernels, and inputs with planted outliers."""
+"""`ops.cuda`, and the dispatch to it, on CPU tensors with the emulated kernels, and inputs with planted outliers."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sglang_dspark.ops import cuda
+from sglang_dspark.ops.cuda import launch
 from sglang_dspark.ops.markov import ConfidenceHead, MarkovHead
 from sglang_dspark.ops.noise import Noise
 
 sys.path.insert(0, os.environ["DSPARK_EMULATION_MODULE"])
 module = importlib.import_module("_cuda_emulated")
 assert module.checked, "built without AddressSanitizer"
-cuda._load = lambda: module  # type: ignore[assignment]
+launch._load = lambda: module  # type: ignore[assignment]
 
 # Outputs come from torch.empty, which is then filled with NaN or the largest integer.
 torch.use_deterministic_algorithms(True)
@@ -39,6 +40,16 @@ def in_every_order(run: Callable[[], Any], orders: tuple[int, ...] = ORDERS) -> 
         for a, b in zip(first, tensors, strict=True):
             assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), f"order {order} changes the result"
     return kept
+
+
+@contextmanager
+def dispatching() -> Iterator[None]:
+    """`draft_block` and `accept` send CPU tensors to these kernels, as they send a GPU's to the compiled ones."""
+    launch._device_type = "cpu"
+    try:
+        yield
+    finally:
+        launch._device_type = "cuda"
 
 
 def flatten(result: Any) -> list[Tensor]:

@@ -109,7 +109,7 @@ __device__ inline float confidence(const Heads& h, const float* of_hidden, int k
             sum = fmaf(load_as(h.confidence, h.hidden_size + i, h.confidence_dtype), embedded[i], sum);
         }
     }
-    return sigmoid(warp_sum(sum) + h.confidence_bias);
+    return sigmoid(warp_sum(sum) + (h.confidence_bias != nullptr ? *h.confidence_bias : 0.0f));
 }
 
 }  // namespace dspark::cuda

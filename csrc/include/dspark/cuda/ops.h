@@ -44,7 +44,7 @@ struct Heads {
     const float* hidden_joint;  // [B, gamma, joint rows]: the part of h, bias included, which no drawn token changes
     const void* confidence;     // [H (+ r)], null without a confidence head
     Dtype confidence_dtype;
-    float confidence_bias;
+    const float* confidence_bias;  // one number in device memory, null: 0
     bool confidence_with_markov;
     const void* hidden;  // [B, gamma, H], read by the confidence head only
     Dtype hidden_dtype;
@@ -55,6 +55,7 @@ struct Heads {
 struct SparseLoop {
     Heads heads;
     int64_t batch, gamma, candidates;
+    bool gathered;        // w2 has a row a candidate, [B, gamma, C, r], instead of one a token
     int32_t* ids;         // [B, gamma, C] ascending; overwritten by 0..C-1 from the first position that is not usable
     const float* values;  // [B, gamma, C]
     const uint8_t* bad;   // [B, gamma]
