@@ -5,14 +5,12 @@ The engine's own round applies one state to a whole block; these features differ
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any
 
 import httpx
 import pytest
 
-from sglang_dspark.evaluate.endpoints import server_info
 from sglang_dspark.evaluate.load import Request
 from sglang_dspark.evaluate.server import ServerProcess
 
@@ -127,17 +125,6 @@ def test_custom_logit_processor(serve: Any, requests: list[Request]) -> None:
             assert not set(banned) & set(answers[name][0]["output_ids"])
             assert answers[name][1]["output_ids"] == free[1]["output_ids"]
     assert [a["output_ids"] for a in answers["dspark"]] == [a["output_ids"] for a in answers["plain"]]
-
-
-def test_near_the_context_limit(plain: ServerProcess, dspark: ServerProcess, requests: list[Request]) -> None:
-    """The longest prompts that fit, by 1 to 9 tokens: blocks that would pass the end are cut, not the answer."""
-    limit = server_info(plain.base_url)["context_length"]
-    for room in (3, 4, 6, 9):
-        ids = (requests[0].input_ids * (limit // len(requests[0].input_ids) + 1))[: limit - room]
-        long = [dataclasses.replace(requests[0], input_ids=ids)]
-        expected, found = (generate(s, long, {"max_new_tokens": 64, "ignore_eos": True}) for s in (plain, dspark))
-        assert found[0]["output_ids"] == expected[0]["output_ids"]
-        assert found[0]["meta_info"]["finish_reason"] == expected[0]["meta_info"]["finish_reason"]
 
 
 @pytest.mark.known_case(20)
