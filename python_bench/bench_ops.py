@@ -55,7 +55,7 @@ def main() -> None:
     options = parse_options()
     torch.manual_seed(0)
     parts = {"draft": bench_draft, "accept": bench_accept, "schedule": bench_schedule}
-    payload: dict[str, Any] = {"settings": vars(options) | {"results": str(options.results)}}
+    payload: dict[str, Any] = {"settings": {k: v for k, v in vars(options).items() if k not in ("name", "results")}}
     for name in options.only.split(","):
         payload[name] = parts[name](options)
         print_table(name, payload[name])
