@@ -31,8 +31,8 @@ def preflight(flags: EngineFlags, settings: DSparkConfig, on_cpu: bool) -> Draft
     draft_path = flags.get("--speculative-draft-model-path")
     if flags.get("--speculative-algorithm") == "DSPARK":
         _check_features(flags)
-    if draft_path is not None and flags.get("--speculative-algorithm") == "DSPARK":
-        reading = _check_draft(flags, Path(draft_path), target, settings)
+        if draft_path is not None:
+            reading = _check_draft(flags, Path(draft_path), target, settings)
     if target is not None:
         _check_memory(flags, target, reading, on_cpu)
     return reading
@@ -71,11 +71,13 @@ def _check_port(flags: EngineFlags) -> None:
 
 
 # What requests could ask for with these flags, and would not get from a speculating server.
+_LORA = "a LoRA adapter changes the target under a draft that was not trained for it"
+_HIDDEN_STATES = "the target's hidden states are taken for the draft and not returned"
 _REFUSED = {
-    "--enable-lora": "a LoRA adapter changes the target under a draft that was not trained for it",
-    "--lora-paths": "a LoRA adapter changes the target under a draft that was not trained for it",
-    "--enable-return-hidden-states": "the target's hidden states are taken for the draft and not returned",
-    "--return-hidden-states-mode": "the target's hidden states are taken for the draft and not returned",
+    "--enable-lora": _LORA,
+    "--lora-paths": _LORA,
+    "--enable-return-hidden-states": _HIDDEN_STATES,
+    "--return-hidden-states-mode": _HIDDEN_STATES,
 }
 
 

@@ -21,7 +21,6 @@ from sglang_dspark.ops.target_probs import Filters, filtered
 
 _SAMPLING_INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch"
 _SAMPLER = "sglang.srt.layers.sampler.Sampler._sample_from_probs"
-RELIES_ON = (_SAMPLING_INFO, _SAMPLER)
 
 # Marks a request without a seed among those of a batch. As a seed it is taken for its neighbour.
 _NO_SEED = -(2**63)
@@ -105,9 +104,8 @@ def coupled_streams(
     reqs: Sequence[Any], streams: list[int], server_seed: int, coupling: str
 ) -> list[int | None] | None:
     """The seed each request of a batch is coupled by, None where it is not; None when no request is."""
-    everyone = coupling == "gumbel"
     seeds = [seed_of(req) for req in reqs]
-    if everyone:
+    if coupling == "gumbel":
         pairs = zip(seeds, streams, strict=True)
         return [drawn_seed(server_seed, stream) if seed is None else seed for seed, stream in pairs]
     return seeds if any(seed is not None for seed in seeds) else None

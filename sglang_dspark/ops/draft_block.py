@@ -251,7 +251,7 @@ def check_draft(
     check_devices(base_logits.device, hidden=hidden, anchors=anchors, temperatures=temperatures)
     if confidence_head is not None:
         confidence_head.check(hidden.shape[2], head.w1.shape[1])
-    _check_vector("anchors", anchors, batch_size, (torch.int32, torch.int64))
+    check_vector("anchors", anchors, batch_size, (torch.int32, torch.int64))
     if readable(anchors) and batch_size and (int(anchors.min()) < 0 or int(anchors.max()) >= vocab_size):
         raise ValueError(f"anchors: expected tokens in [0, {vocab_size}), got {anchors.tolist()}")
     if temperatures is not None:
@@ -270,11 +270,11 @@ def check_draft(
 
 def _check_filters(filters: DraftFilter, batch_size: int, gamma: int, vocab_size: int) -> None:
     if filters.top_k is not None:
-        _check_vector("top_k", filters.top_k, batch_size, (torch.int64,))
+        check_vector("top_k", filters.top_k, batch_size, (torch.int64,))
         if readable(filters.top_k) and bool((filters.top_k < 1).any()):
             raise ValueError(f"top_k: expected at least 1, got {filters.top_k.tolist()}")
     if filters.top_p is not None:
-        _check_vector("top_p", filters.top_p, batch_size, (torch.float32,))
+        check_vector("top_p", filters.top_p, batch_size, (torch.float32,))
         if readable(filters.top_p) and not bool(((filters.top_p >= 0) & (filters.top_p <= 1)).all()):
             raise ValueError(f"top_p: expected values in [0, 1], got {filters.top_p.tolist()}")
     if filters.mask is not None:
@@ -297,7 +297,7 @@ def check_devices(device: torch.device, **tensors: Tensor | None) -> None:
 
 def check_temperatures(temperatures: Tensor, batch_size: int) -> None:
     """Raises ValueError unless `[B]` float32, each 0 or positive, finite and not subnormal."""
-    _check_vector("temperatures", temperatures, batch_size, (torch.float32,))
+    check_vector("temperatures", temperatures, batch_size, (torch.float32,))
     if not readable(temperatures):
         return
     known = (temperatures == 0) | ((temperatures >= _SMALLEST_TEMPERATURE) & temperatures.isfinite())
@@ -307,12 +307,13 @@ def check_temperatures(temperatures: Tensor, batch_size: int) -> None:
 
 def check_noise(noise: Noise, batch_size: int) -> None:
     """Raises ValueError unless streams and rounds are `[B]` int64, and coupled, if given, `[B]` bool."""
-    _check_vector("noise.streams", noise.streams, batch_size, (torch.int64,))
-    _check_vector("noise.rounds", noise.rounds, batch_size, (torch.int64,))
+    check_vector("noise.streams", noise.streams, batch_size, (torch.int64,))
+    check_vector("noise.rounds", noise.rounds, batch_size, (torch.int64,))
     if noise.coupled is not None:
-        _check_vector("noise.coupled", noise.coupled, batch_size, (torch.bool,))
+        check_vector("noise.coupled", noise.coupled, batch_size, (torch.bool,))
 
 
-def _check_vector(name: str, value: Tensor, count: int, dtypes: tuple[torch.dtype, ...]) -> None:
+def check_vector(name: str, value: Tensor, count: int, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Raises ValueError, naming the argument, unless `[count]` of one of the dtypes."""
     if tuple(value.shape) != (count,) or value.dtype not in dtypes:
         raise ValueError(f"{name}: expected shape ({count},) of {dtypes}, got {tuple(value.shape)} of {value.dtype}")

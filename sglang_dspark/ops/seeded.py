@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sglang_dspark.ops.draft_block import check_temperatures, check_vector, rows_contiguous
 from sglang_dspark.ops.extension import extension, warn_missing
 from sglang_dspark.ops.noise import seeded_hash
 
@@ -44,13 +45,9 @@ def seeded_pick(
         raise ValueError(f"target_logits: expected [M, V], got {tuple(target_logits.shape)}")
     if p is not None and (p.shape != target_logits.shape or p.dtype != torch.float32):
         raise ValueError(f"p: expected float32 {tuple(target_logits.shape)}, got {p.dtype} {tuple(p.shape)}")
-    for name, value, dtype in (
-        ("temperatures", temperatures, torch.float32),
-        ("seeds", seeds, torch.int64),
-        ("places", places, torch.int64),
-    ):
-        if tuple(value.shape) != (rows,) or value.dtype != dtype:
-            raise ValueError(f"{name}: expected {dtype} ({rows},), got {value.dtype} {tuple(value.shape)}")
+    check_temperatures(temperatures, rows)
+    check_vector("seeds", seeds, rows, (torch.int64,))
+    check_vector("places", places, rows, (torch.int64,))
     native = extension()
     if native is None or target_logits.device.type != "cpu" or target_logits.dtype not in _LOGIT_DTYPES:
         if native is None:
@@ -58,7 +55,7 @@ def seeded_pick(
         return seeded_pick_torch(target_logits, p, temperatures, seeds, places)
     tokens = torch.empty(rows, dtype=torch.int64)
     native.seeded_pick(
-        target_logits.contiguous(), None if p is None else p.contiguous(), temperatures.contiguous(),
+        rows_contiguous(target_logits), None if p is None else rows_contiguous(p), temperatures.contiguous(),
         seeds.contiguous(), places.contiguous(), tokens, isa or "", torch.get_num_threads(),
     )  # fmt: skip
     return tokens

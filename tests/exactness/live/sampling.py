@@ -88,9 +88,7 @@ def draw(job: EngineJob, timeout: float) -> list[Drawn]:
 @dataclass
 class _Totals:
     outputs: list[list[int]]
-    counts: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("rounds", "proposed", "accepted", "cached"), 0)
-    )
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
 
     def add(self, index: int, answer: dict[str, Any]) -> None:
         meta = answer["meta_info"]
