@@ -38,6 +38,11 @@ def seed_of(req: Any) -> int | None:
     return None if seed is None else max(int(seed), _NO_SEED + 1)
 
 
+def is_coupled(req: Any, coupling: str) -> bool:
+    """Whether draft and target pick the request's tokens with the same noise."""
+    return coupling == "gumbel" or seed_of(req) is not None
+
+
 def drawn_seed(server_seed: int, stream: int) -> int:
     """A seed for a request without one, under `--dspark-coupling gumbel`: new for every request, alike on all ranks."""
     return random.Random(f"{server_seed}:{stream}").getrandbits(63)

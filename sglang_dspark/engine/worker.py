@@ -25,7 +25,8 @@ from sglang_dspark.config import DSparkConfig
 from sglang_dspark.engine import coverage, report
 from sglang_dspark.engine.draft_heads import confidence_head_of, markov_head_of
 from sglang_dspark.engine.layout import ragged_layout
-from sglang_dspark.engine.planner import Planner
+from sglang_dspark.engine.planning import planner_for
+from sglang_dspark.engine.rounds import Round
 from sglang_dspark.engine.rows import RowProcessor
 from sglang_dspark.engine.streams import NoiseStreams
 from sglang_dspark.ops.accept import Accepted, accept
@@ -63,9 +64,9 @@ class DSparkWorker(DSparkWorkerV2):
             self._verify_executor.verify_epilogue = None
         self._head = markov_head_of(self.draft_model, self.draft_model_runner.model_config.hf_config)
         self._confidence = confidence_head_of(self.draft_model)
-        self._planner = Planner(self.config, self.gamma, has_confidence=self._confidence is not None)
         self._rows = RowProcessor()
         seed = (int(self.target_worker.random_seed) ^ _NOISE_DOMAIN) & 0x7FFF_FFFF_FFFF_FFFF
+        self._planner = planner_for(self, has_confidence=self._confidence is not None, seed=seed)
         self._streams = NoiseStreams(seed, self.device, self.config.coupling)
 
     def _maybe_build_draft_sampler(self) -> Any:
@@ -82,6 +83,11 @@ class DSparkWorker(DSparkWorkerV2):
             return None
         return super().get_confidence_budget_prepare()
 
+    def _forward_prefill(self, *args: Any, **kwargs: Any) -> GenerationBatchResult:
+        if not self._not_covered:
+            self._planner.interrupt()
+        return super()._forward_prefill(*args, **kwargs)
+
     def _forward_decode(
         self, batch: Any, on_publish: Any, grammar_barrier: Any = None, coordination_plan: Any = None
     ) -> GenerationBatchResult:
@@ -97,14 +103,16 @@ class DSparkWorker(DSparkWorkerV2):
         if not sampling_info.is_all_greedy:
             greedy = (sampling_info.top_ks <= 1).view(-1)
             temperatures = torch.where(greedy, 0.0, sampling_info.temperatures.view(-1).float())
+        plan = self._planner.begin(batch.reqs, _context(batch, draft_input), _free_part(batch))
         noise = self._streams.next_round(batch.reqs, prefix_lens)
         window = self._reserve(batch, draft_input)
 
         # 1, 2, 3. Draft: parallel part, sequential part, confidence.
-        block = self._draft(batch, draft_input, window, anchors, temperatures, noise)
+        block = self._draft(batch, draft_input, window, anchors, temperatures, noise, plan)
 
         # 4. Schedule.
-        lengths = self._planner.lengths(block, batch.reqs)
+        lengths = self._planner.lengths(plan, block)
+        plan.mark("plan")
         rows = RaggedRows.of(lengths, self.device)
         verify_ids = torch.cat([anchors.unsqueeze(1), block.tokens], dim=1)
         grammar_tree = GrammarTree.from_linear_chain(verify_ids) if batch.has_grammar else None
@@ -119,6 +127,7 @@ class DSparkWorker(DSparkWorkerV2):
             sampling_info=sampling_info,
             kv_loc_plan=window.kv_loc_plan,
         )
+        plan.mark("verify")
         output = verified.logits_output
         window_index = ragged.window_index[: rows.total]
         logits = output.next_token_logits[: rows.total]
@@ -139,6 +148,8 @@ class DSparkWorker(DSparkWorkerV2):
         for tensor in (accepted.tokens, accepted.counts, accepted.last):
             self._tp_sync.sync(SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE, tensor)
         self._rows.observe(batch, accepted)
+        plan.came_out(accepted.counts)
+        plan.mark("accept")
         if batch.return_logprob:
             self._logprobs(batch, output, logits, window_index, accepted)
         new_seq_lens = prefix_lens + accepted.counts
@@ -148,6 +159,7 @@ class DSparkWorker(DSparkWorkerV2):
         # 7. Commit: target hidden states become draft context, in every round.
         self._inject(output.hidden_states[: rows.total], window, ragged, window_index)
         output.hidden_states = None
+        plan.mark("inject")
         counts = accepted.counts.to(torch.int32)
         return GenerationBatchResult(
             logits_output=output,
@@ -182,9 +194,10 @@ class DSparkWorker(DSparkWorkerV2):
         anchors: torch.Tensor,
         temperatures: torch.Tensor | None,
         noise: Noise,
+        plan: Round,
     ) -> DraftBlock:
         bs = len(batch.seq_lens)
-        if not self._planner.needs_draft:
+        if not plan.drafts:
             return DraftBlock.skipped(bs, self.gamma, self.device)
         target_model = self.target_worker.model_runner.model
         embed = self.draft_model.embed_tokens if not self.sample_from_anchor else target_model.get_input_embeddings()
@@ -199,6 +212,7 @@ class DSparkWorker(DSparkWorkerV2):
             )
             with self._proposer._base_logits_context():
                 base_logits, features = self.draft_model.compute_base_logits(forward.raw_hidden)
+            plan.mark("draft")
             block = draft_block(
                 base_logits.view(bs, self.gamma, -1),
                 anchors,
@@ -210,6 +224,7 @@ class DSparkWorker(DSparkWorkerV2):
                 support=self.config.support or None,
             )
         self._tp_sync.sync(SpecTpSyncSite.DSPARK_DRAFT, block.tokens)
+        plan.mark("sequential")
         return block
 
     def _ragged_window(self, batch: Any, layout: Any, verify_ids: torch.Tensor) -> RaggedVerifyWindow:
@@ -250,3 +265,15 @@ class DSparkWorker(DSparkWorkerV2):
         if message not in self._said and get_parallel().tp_rank == 0:
             self._said.add(message)
             logger.warning("DSpark: %s", message)
+
+
+def _context(batch: Any, draft_input: Any) -> int:
+    """Committed KV tokens of the batch; under overlapped scheduling a bound that is a round wide."""
+    on_host = batch.seq_lens_cpu if batch.seq_lens_cpu is not None else draft_input.nxt_kv_lens_cpu
+    return int(on_host.sum()) if on_host is not None else sum(r.seqlen for r in batch.reqs)
+
+
+def _free_part(batch: Any) -> float:
+    """Part of the KV pool that is free, or held by the prefix cache for nobody."""
+    allocator = batch.token_to_kv_pool_allocator
+    return float(allocator.available_size() + batch.tree_cache.evictable_size()) / max(1, allocator.size)

@@ -9,14 +9,16 @@ import torch
 
 from sglang_dspark.config import DSparkConfig
 from sglang_dspark.engine.planner import Planner
+from sglang_dspark.engine.rounds import Round
 from sglang_dspark.ops.draft_block import DraftBlock
+from sglang_dspark.schedule.sweep import points
 
 GAMMA = 4
 
 
 def request(limit: int | None, emitted: int, finished: bool = False) -> SimpleNamespace:
-    params = SimpleNamespace(max_new_tokens=limit)
-    return SimpleNamespace(sampling_params=params, output_ids=[7] * emitted, finished=lambda: finished)
+    params = SimpleNamespace(max_new_tokens=limit, temperature=1.0, top_k=1, sampling_seed=None)
+    return SimpleNamespace(sampling_params=params, output_ids=[7] * emitted, finished=lambda: finished, rid=object())
 
 
 def block(usable: list[int], confidence: float | None = 0.99) -> DraftBlock:
@@ -28,9 +30,9 @@ def block(usable: list[int], confidence: float | None = 0.99) -> DraftBlock:
 def test_lengths_respect_every_limit(policy: str) -> None:
     planner = Planner(DSparkConfig(policy=policy), GAMMA, has_confidence=True)
     requests = [request(None, 50), request(10, 7), request(10, 9), request(10, 10), request(9, 1, finished=True)]
-    assert planner.lengths(block([4, 4, 4, 4, 4]), requests) == [4, 2, 0, 0, 0]
-    assert planner.lengths(block([0, 1, 4, 4, 4]), requests) == [0, 1, 0, 0, 0]
-    assert planner.lengths(block([]), []) == []
+    assert planner.lengths(planner.begin(requests, 100), block([4, 4, 4, 4, 4])) == [4, 2, 0, 0, 0]
+    assert planner.lengths(planner.begin(requests, 100), block([0, 1, 4, 4, 4])) == [0, 1, 0, 0, 0]
+    assert planner.lengths(planner.begin([], 0), block([])) == []
 
 
 def test_the_threshold_reads_confidences_and_the_usable_prefix_exactly() -> None:
@@ -38,13 +40,65 @@ def test_the_threshold_reads_confidences_and_the_usable_prefix_exactly() -> None
     drawn = block([4, 3, 4])
     drawn.confidence[0] = torch.tensor([0.9, 0.8, 0.6, 0.9])
     drawn.confidence[2] = torch.tensor([0.5, 1.0, 1.0, 0.4999])
-    assert planner.lengths(drawn, [request(None, 1)] * 3) == [2, 3, 3]
+    assert planner.lengths(planner.begin([request(None, 1)] * 3, 30), drawn) == [2, 3, 3]
 
 
 @pytest.mark.known_case(20)
 @pytest.mark.parametrize("length", [None, 0, 2])
 def test_a_skipped_draft_schedules_nothing(length: int | None) -> None:
     planner = Planner(DSparkConfig(policy="fixed", verify_length=length), GAMMA, has_confidence=False)
-    skipped = DraftBlock.skipped(2, GAMMA, "cpu")
-    assert planner.lengths(skipped, [request(None, 1), request(30, 1)]) == [0, 0]
-    assert planner.needs_draft is (length != 0)
+    plan = planner.begin([request(None, 1), request(30, 1)], 20)
+    assert planner.lengths(plan, DraftBlock.skipped(2, GAMMA, "cpu")) == [0, 0]
+    assert plan.drafts is (length != 0)
+
+
+@pytest.mark.known_case(3)
+def test_a_sweep_verifies_what_it_asks_for_or_claims_nothing() -> None:
+    planner = Planner(DSparkConfig(policy="sweep"), GAMMA, has_confidence=True)
+    asked = set()
+    for _ in range(2 * len(points(3, GAMMA))):
+        plan = planner.begin([request(None, 1)] * 3, 30)
+        drawn = block([4, 4, 4]) if plan.drafts else DraftBlock.skipped(3, GAMMA, "cpu")
+        lengths = planner.lengths(plan, drawn)
+        assert plan.requested == 3 + sum(lengths) == plan.tokens
+        asked.add((plan.drafts, tuple(lengths)))
+    assert len(asked) == len(points(3, GAMMA))
+    ending = [planner.begin([request(3, 1)] * 3, 30) for _ in range(len(points(3, GAMMA)))]
+    for plan in ending:
+        planner.lengths(plan, block([4, 4, 4]))
+        assert plan.requested in (None, plan.tokens)
+    assert any(plan.requested is None for plan in ending)
+
+
+def test_the_kv_pool_limits_what_is_drafted_and_gives_way_later() -> None:
+    planner = Planner(DSparkConfig(policy="fixed"), GAMMA, has_confidence=True)
+    requests = [request(None, 1)] * 2
+
+    def verified(free: float) -> list[int]:
+        plan = planner.begin(requests, 20, free)
+        return planner.lengths(plan, block([4, 4]) if plan.drafts else DraftBlock.skipped(2, GAMMA, "cpu"))
+
+    assert verified(0.5) == [4, 4]
+    assert verified(0.05) == [1, 1]
+    assert verified(0.02) == [0, 0]
+    assert [verified(0.08) for _ in range(20)][-1] == [0, 0]
+    assert [verified(0.5) for _ in range(40)][-1] == [1, 1]
+    assert [verified(0.5) for _ in range(40)][-1] == [4, 4]
+
+
+def test_a_round_is_timed_only_when_the_same_requests_decode_on() -> None:
+    done: list[Round] = []
+    planner = Planner(DSparkConfig(policy="fixed"), GAMMA, has_confidence=True)
+    planner._came_out = done.append  # type: ignore[method-assign]
+    first, second = [request(None, 1)] * 2, [request(None, 1)]
+
+    def run(reqs: list[SimpleNamespace]) -> None:
+        plan = planner.begin(reqs, 20)
+        planner.lengths(plan, block([4] * len(reqs)))
+        plan.came_out(torch.ones(len(reqs), dtype=torch.int32))
+
+    run(first), run(first), run(second)
+    planner.interrupt()
+    run(second), run(second)
+    assert [r.seconds is not None for r in done] == [True, False, False, True]
+    assert all(r.accepted().tolist() == [0] * len(r.requests) for r in done)

@@ -16,9 +16,9 @@ def _peeking_schedule() -> None:
 
     honest = Planner.lengths
 
-    def peeking(self: Any, block: Any, reqs: list[Any]) -> list[int]:
+    def peeking(self: Any, plan: Any, block: Any) -> list[int]:
         wanted = (block.tokens[:, 1] % 2 == 0).tolist()
-        return [length if want else 0 for length, want in zip(honest(self, block, reqs), wanted, strict=True)]
+        return [length if want else 0 for length, want in zip(honest(self, plan, block), wanted, strict=True)]
 
     Planner.lengths = peeking  # type: ignore[method-assign]
 

@@ -1,0 +1,146 @@
+"""The adaptive policy: mode by the guard before the draft, lengths by the prefix scheduler after it.
+
+Used by the engine's planner and, as it is, by the replay of recorded rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_dspark.ops.schedule import best_budget, causal_scan, lagged_topk
+from sglang_dspark.schedule import policies
+from sglang_dspark.schedule.forecast import Forecast, RoundCost, Traffic
+from sglang_dspark.schedule.guard import Guard
+from sglang_dspark.schedule.survival import FloatArray, IntArray
+
+Scheduler = Literal["causal", "lagged"]
+
+# Rounds a forecast is used for while the batch stays the same.
+_REFRESH = 16
+# A confidence that is a round older than the last is what an overlapped engine can have when it plans.
+_LAG = 2
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was settled before the draft.
+
+    Attributes:
+        mode: 0..γ: that many draft tokens of every request (0: no draft is run); γ + 1: the scheduler.
+        explored: `[R]` bool, requests that verify everything, drawn by lot.
+        budget: draft tokens of the lagged scheduler, all requests together; None for the causal one.
+        seconds: `[R (1 + γ) + 1]`, predicted time of the round by total of verified tokens.
+        undrafted: predicted time of the round without a draft.
+    """
+
+    mode: int
+    explored: npt.NDArray[np.bool_]
+    budget: int | None
+    seconds: FloatArray
+    undrafted: float
+
+    def predicted(self, tokens: int) -> float:
+        """Time of the round if it verifies `tokens`."""
+        return self.undrafted if self.mode == 0 else float(self.seconds[tokens])
+
+
+class Adaptive:
+    """State between rounds: the traffic's recent confidences, the guard, and, for the lagged scheduler, old ones.
+
+    Args:
+        cost: measured times of a round.
+        gamma: draft tokens of a block.
+        guard: chooses the mode.
+        scheduler: `causal` reads this round's confidences as far as it admits; `lagged` sets its budget by those of
+            two rounds ago.
+        explore: part of requests and rounds that verify everything, for calibration; drawn before the draft.
+        seed: of that lot; the same on every rank.
+    """
+
+    def __init__(
+        self, cost: RoundCost, gamma: int, guard: Guard, scheduler: Scheduler, explore: float = 0.0, seed: int = 0
+    ) -> None:
+        self.guard = guard
+        self.traffic = Traffic(gamma)
+        self.forecast: Forecast | None = None
+        self._cost, self._gamma, self._scheduler, self._explore = cost, gamma, scheduler, explore
+        self._random = np.random.Generator(np.random.Philox(seed))
+        self._age, self._batch = 0, 0
+        self._old: dict[Hashable, list[npt.NDArray[np.float32]]] = {}
+
+    def before(self, requests: Sequence[Hashable], context: int, most: int | None = None) -> Decision:
+        """Settle the next round's mode.
+
+        Args:
+            requests: what tells the running requests apart.
+            context: committed KV tokens of all of them.
+            most: draft tokens of a request that fuses allow.
+        """
+        count = len(requests)
+        seconds = self._cost.round_seconds(count, context, self._gamma)
+        if count == 0:
+            return Decision(0, np.zeros(0, dtype=np.bool_), None, seconds, 0.0)
+        if self.forecast is None or count != self._batch or self._age >= _REFRESH:
+            self.forecast = self.traffic.forecast(self._cost, count, context)
+            self._batch, self._age = count, 0
+        self._age += 1
+        mode = self.guard.choose(count, self.forecast, most)
+        explored = np.zeros(count, dtype=np.bool_)
+        if mode > 0 and self._explore > 0 and most is None:
+            explored = self._random.random(count) < self._explore
+        budget = None
+        if mode == self.guard.adaptive and self._scheduler == "lagged":
+            budget = self._lagged_budget(requests, seconds)
+        return Decision(mode, explored, budget, seconds, self._cost.undrafted_seconds(count, context))
+
+    def lengths(self, decision: Decision, confidence: npt.NDArray[np.float32], limits: IntArray) -> IntArray:
+        """`[R]` verify lengths, from this round's calibrated confidences `[R, γ]` within `limits` `[R]`."""
+        if decision.mode <= self._gamma:
+            return np.where(decision.explored, limits, policies.fixed(decision.mode, limits))
+        # Explored requests are outside the scan; it only counts what they cost.
+        open_ = np.where(decision.explored, 0, limits)
+        aside = int(limits[decision.explored].sum())
+        if decision.budget is not None:
+            chosen = lagged_topk(confidence, decision.budget, open_)
+        else:
+            chosen = causal_scan(confidence, _shifted(decision.seconds, aside), open_)
+        return np.where(decision.explored, limits, chosen)
+
+    def after(
+        self,
+        requests: Sequence[Hashable],
+        decision: Decision,
+        confidence: npt.NDArray[np.float32] | None,
+        lengths: IntArray,
+        accepted: IntArray,
+        seconds: float | None,
+    ) -> None:
+        """A round is over: calibrated confidences (None without a draft), `[R]` lengths, `[R]` accepted, its time."""
+        count = len(requests)
+        if confidence is not None:
+            self.traffic.saw(confidence, lengths, accepted)
+            if self._scheduler == "lagged":
+                kept = {r: [*self._old.get(r, [])[1 - _LAG :], c] for r, c in zip(requests, confidence, strict=True)}
+                self._old = kept
+        if seconds is not None and count:
+            self.guard.ran(count, decision.mode, decision.predicted(count + int(lengths.sum())), seconds)
+
+    def _lagged_budget(self, requests: Sequence[Hashable], seconds: FloatArray) -> int:
+        mean = self.traffic.mean_survival
+        expected = mean / np.concatenate([[1.0], np.maximum(mean[:-1], 1e-9)])
+        old = [self._old[r][0] if r in self._old else expected for r in requests]
+        everything = np.full(len(old), self._gamma, dtype=np.int64)
+        return best_budget(np.clip(np.array(old), 0.0, 1.0), seconds, everything)
+
+
+def _shifted(seconds: FloatArray, by: int) -> FloatArray:
+    """Times when `by` tokens are verified besides; past the end the last slope goes on."""
+    if by == 0:
+        return seconds
+    slope = seconds[-1] - seconds[-2]
+    return np.concatenate([seconds[by:], seconds[-1] + slope * np.arange(1, by + 1)])

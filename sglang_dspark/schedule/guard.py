@@ -1,0 +1,170 @@
+"""Which mode the next round runs in: never one that loses to a fixed choice (algorithm, "Never lose").
+
+The cost model predicts every mode's time; what rounds really took corrects it, per batch size and mode. A mode that may
+be better than it looks is tried for a few rounds at a time. All of it is decided from rounds that are over.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from sglang_dspark.schedule.forecast import Forecast
+from sglang_dspark.schedule.survival import FloatArray
+
+Objective = Literal["throughput", "latency", "slo"]
+
+# Rounds of a probe: their median is not moved by one that was disturbed.
+PROBE_ROUNDS = 3
+# Rounds between two probes at one batch size; doubled every time a probe changes nothing.
+SHORTEST_PAUSE, LONGEST_PAUSE = 24, 768
+# Without drafts nothing is learned about the traffic, so that mode is left for a look now and then whatever it seems.
+LONGEST_BLIND = 256
+# How far off the model may be where nothing was measured, as a fraction; it shrinks with the square root of rounds.
+DOUBT = 0.10
+# Correction of a predicted time, at most this factor either way.
+MOST_CORRECTION = 8.0
+# Batch sizes from here on share a region with their neighbours.
+_SMALL = 4
+
+
+@dataclass
+class _Region:
+    """What was measured at about one batch size: log of real over predicted time, by mode."""
+
+    ratios: list[deque[float]]
+    mode: int | None = None
+    rounds: int = 0
+    pause: int = SHORTEST_PAUSE
+    since_probe: int = 0
+    since_draft: int = 0
+    probing: int | None = None
+    probe_left: int = 0
+
+
+@dataclass
+class Guard:
+    """Chooses among no drafting, every fixed length, and the scheduler.
+
+    Args:
+        gamma: draft tokens of a block; modes 0..γ verify that many of every request, mode γ + 1 schedules.
+        min_gain: how much better than drafting nothing another mode must promise.
+        objective: `throughput`, all tokens a second; `latency`, the slowest request's; `slo`, throughput among the
+            modes in which the slowest request keeps `slo` tokens a second, if there is one.
+        slo: tokens a second of each request.
+    """
+
+    gamma: int
+    min_gain: float = 0.02
+    objective: Objective = "throughput"
+    slo: float = 0.0
+    slo_met: bool = True
+    probes: int = 0
+    changes: int = 0
+    _regions: dict[int, _Region] = field(default_factory=dict)
+
+    @property
+    def adaptive(self) -> int:
+        """The scheduler's number among the modes."""
+        return self.gamma + 1
+
+    def choose(self, requests: int, forecast: Forecast, most: int | None = None) -> int:
+        """The mode of the next round.
+
+        Args:
+            requests: running requests.
+            forecast: of this batch, from earlier rounds.
+            most: the largest mode allowed now; None: all.
+        """
+        region = self._region(requests)
+        region.rounds += 1
+        region.since_probe += 1
+        value = self._value(forecast, region, requests)
+        if most is not None:
+            value[most + 1 :] = -np.inf
+        best = self._best(value, region.mode)
+        if best != region.mode:
+            self.changes += region.mode is not None
+            # A probe that changed the mode was worth it, and so may be the next.
+            region.mode, region.pause, region.since_probe = best, SHORTEST_PAUSE, 0
+            region.probing = None
+        chosen = self._probe(region, value, best)
+        region.since_draft = 0 if chosen > 0 else region.since_draft + 1
+        return chosen
+
+    def ran(self, requests: int, mode: int, predicted: float, seconds: float) -> None:
+        """A round of `mode` took `seconds`, whole, and the cost model had said `predicted` for what it verified."""
+        if predicted > 0 and seconds > 0:
+            self._region(requests).ratios[mode].append(float(np.log(seconds / predicted)))
+
+    def rates(self, requests: int, forecast: Forecast) -> FloatArray:
+        """`[γ + 2]` tokens a second of each mode, corrected by what was measured."""
+        return forecast.tokens / self._seconds(forecast, self._region(requests))
+
+    def correction(self, requests: int, mode: int) -> float:
+        """Real over predicted time of a mode, 1 where nothing was measured."""
+        return float(self._corrections(self._region(requests))[mode])
+
+    def _value(self, forecast: Forecast, region: _Region, requests: int) -> FloatArray:
+        seconds = self._seconds(forecast, region)
+        if self.objective == "latency":
+            return np.asarray(requests * forecast.slowest / seconds)
+        value = forecast.tokens / seconds
+        if self.objective == "slo":
+            per_user = forecast.slowest / seconds
+            kept = per_user >= self.slo
+            self.slo_met = bool(kept.any())
+            # None keeps the rate: as near to it as possible.
+            return np.where(kept, value, -np.inf) if self.slo_met else np.asarray(requests * per_user)
+        return np.asarray(value)
+
+    def _best(self, value: FloatArray, current: int | None) -> int:
+        drafting = int(np.argmax(value[1:])) + 1
+        # Near-equals do not take turns.
+        if current is not None and current > 0 and value[current] >= value[drafting] * (1 - self.min_gain / 2):
+            drafting = current
+        margin = self.min_gain if current in (None, 0) else self.min_gain / 2
+        return drafting if value[drafting] > value[0] * (1 + margin) else 0
+
+    def _probe(self, region: _Region, value: FloatArray, best: int) -> int:
+        if region.probing is not None:
+            region.probe_left -= 1
+            if region.probe_left > 0 and np.isfinite(value[region.probing]):
+                return region.probing
+            region.probing, region.since_probe = None, 0
+        due = region.since_probe >= region.pause
+        blind = best == 0 and region.since_draft >= LONGEST_BLIND
+        if not (due or blind):
+            return best
+        measured = np.array([len(ratios) for ratios in region.ratios])
+        hopes = value * (1 + DOUBT / np.sqrt(1.0 + measured))
+        hopes[best] = value[best] if not blind else -np.inf
+        candidate = int(np.argmax(hopes))
+        region.since_probe = 0
+        region.pause = min(2 * region.pause, LONGEST_PAUSE)
+        if candidate == best or not np.isfinite(hopes[candidate]) or (hopes[candidate] <= value[best] and not blind):
+            return best
+        self.probes += 1
+        region.probing, region.probe_left = candidate, PROBE_ROUNDS
+        return candidate
+
+    def _seconds(self, forecast: Forecast, region: _Region) -> FloatArray:
+        return forecast.seconds * self._corrections(region)
+
+    def _corrections(self, region: _Region) -> FloatArray:
+        measured = [float(np.median(ratios)) if ratios else None for ratios in region.ratios]
+        known = [m for m in measured if m is not None]
+        # A mode not tried here: off by as much as the others.
+        common = float(np.median(known)) if known else 0.0
+        logs = np.array([common if m is None else m for m in measured])
+        return np.exp(np.clip(logs, -np.log(MOST_CORRECTION), np.log(MOST_CORRECTION)))
+
+    def _region(self, requests: int) -> _Region:
+        # Exact for small batches, about two regions to a doubling after that.
+        key = requests if requests <= _SMALL else _SMALL + round(2 * np.log2(requests / _SMALL))
+        if key not in self._regions:
+            self._regions[key] = _Region([deque(maxlen=15) for _ in range(self.gamma + 2)])
+        return self._regions[key]
