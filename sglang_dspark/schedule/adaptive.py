@@ -36,6 +36,7 @@ class Decision:
         budget: draft tokens of the lagged scheduler, all requests together; None for the causal one.
         seconds: `[R (1 + γ) + 1]`, predicted time of the round by total of verified tokens.
         undrafted: predicted time of the round without a draft.
+        forecast: what the mode was chosen by; None for an empty batch.
     """
 
     mode: int
@@ -43,6 +44,7 @@ class Decision:
     budget: int | None
     seconds: FloatArray
     undrafted: float
+    forecast: Forecast | None
 
     def predicted(self, tokens: int) -> float:
         """Time of the round if it verifies `tokens`."""
@@ -84,9 +86,9 @@ class Adaptive:
         count = len(requests)
         seconds = self._cost.round_seconds(count, context, self._gamma)
         if count == 0:
-            return Decision(0, np.zeros(0, dtype=np.bool_), None, seconds, 0.0)
+            return Decision(0, np.zeros(0, dtype=np.bool_), None, seconds, 0.0, None)
         if self.forecast is None or count != self._batch or self._age >= _REFRESH:
-            self.forecast = self.traffic.forecast(self._cost, count, context)
+            self.forecast = self.traffic.forecast(self._cost, count, context, crosses=self._scheduler == "lagged")
             self._batch, self._age = count, 0
         self._age += 1
         mode = self.guard.choose(count, self.forecast, most)
@@ -96,7 +98,8 @@ class Adaptive:
         budget = None
         if mode == self.guard.adaptive and self._scheduler == "lagged":
             budget = self._lagged_budget(requests, seconds)
-        return Decision(mode, explored, budget, seconds, self._cost.undrafted_seconds(count, context))
+        undrafted = self._cost.undrafted_seconds(count, context)
+        return Decision(mode, explored, budget, seconds, undrafted, self.forecast)
 
     def lengths(self, decision: Decision, confidence: npt.NDArray[np.float32], limits: IntArray) -> IntArray:
         """`[R]` verify lengths, from this round's calibrated confidences `[R, γ]` within `limits` `[R]`."""
@@ -127,8 +130,9 @@ class Adaptive:
             if self._scheduler == "lagged":
                 kept = {r: [*self._old.get(r, [])[1 - _LAG :], c] for r, c in zip(requests, confidence, strict=True)}
                 self._old = kept
-        if seconds is not None and count:
-            self.guard.ran(count, decision.mode, decision.predicted(count + int(lengths.sum())), seconds)
+        if decision.forecast is not None:
+            times = None if seconds is None else (decision.predicted(count + int(lengths.sum())), seconds)
+            self.guard.ran(count, decision.mode, count + int(accepted.sum()), decision.forecast, times)
 
     def _lagged_budget(self, requests: Sequence[Hashable], seconds: FloatArray) -> int:
         mean = self.traffic.mean_survival

@@ -91,8 +91,13 @@ class Traffic:
     def _prior(self) -> FloatArray:
         return PRIOR_CONFIDENCE ** np.arange(1, self._gamma + 1, dtype=np.float64)
 
-    def forecast(self, cost: RoundCost, requests: int, context: int) -> Forecast:
-        """Of `requests` requests that are like the recent ones, with `context` KV tokens together."""
+    def forecast(self, cost: RoundCost, requests: int, context: int, crosses: bool) -> Forecast:
+        """Of `requests` requests that are like the recent ones, with `context` KV tokens together.
+
+        Args:
+            crosses: whether the scheduler finds the best budget past steps of the cost curve (the lagged one does), or
+                stops where one more token does not pay.
+        """
         gamma = self._gamma
         times = cost.round_seconds(requests, context, gamma)
         # Recent rows, dealt into batches of this size: how confidences are spread in a batch is what a schedule uses.
@@ -101,7 +106,7 @@ class Traffic:
         dealt = np.resize(rows, (batches, requests, gamma)).astype(np.float32)
         a = survival(dealt.reshape(-1, gamma)).reshape(dealt.shape) * self.optimism
         fixed = 1.0 + np.concatenate([np.zeros((batches, requests, 1)), np.cumsum(a, axis=2)], axis=2)
-        budgets, scheduled = _scheduled(a, times)
+        budgets, scheduled = _scheduled(a, times, crosses)
         seconds = times[requests * np.arange(1, gamma + 2)]
         seconds[0] = cost.undrafted_seconds(requests, context)
         return Forecast(
@@ -112,12 +117,17 @@ class Traffic:
         )
 
 
-def _scheduled(a: FloatArray, seconds: FloatArray) -> tuple[IntArray, FloatArray]:
+def _scheduled(a: FloatArray, seconds: FloatArray, crosses: bool) -> tuple[IntArray, FloatArray]:
     """Budget `[batches]` of the scheduler for survivals `[batches, R, γ]`, and each request's tokens `[batches, R]`."""
     batches, requests, gamma = a.shape
     # Survivals never rise along a request, so the K largest of a batch are a prefix of every request.
     best_first = -np.sort(-a.reshape(batches, -1), axis=1)
     tokens = requests + np.concatenate([np.zeros((batches, 1)), np.cumsum(best_first, axis=1)], axis=1)
-    budgets = np.argmax(tokens / seconds[requests : requests * (1 + gamma) + 1], axis=1)
+    rates = tokens / seconds[requests : requests * (1 + gamma) + 1]
+    if crosses:
+        budgets = np.argmax(rates, axis=1)
+    else:
+        stops = np.append(rates[:, 1:] <= rates[:, :-1], np.ones((batches, 1), dtype=bool), axis=1)
+        budgets = np.argmax(stops, axis=1)
     cut = np.where(budgets > 0, best_first[np.arange(batches), np.maximum(budgets, 1) - 1], np.inf)
     return budgets, 1.0 + np.where(a >= cut[:, None, None], a, 0.0).sum(axis=2)

@@ -23,19 +23,29 @@ PROBE_ROUNDS = 3
 SHORTEST_PAUSE, LONGEST_PAUSE = 24, 768
 # Without drafts nothing is learned about the traffic, so that mode is left for a look now and then whatever it seems.
 LONGEST_BLIND = 256
-# How far off the model may be where nothing was measured, as a fraction; it shrinks with the square root of rounds.
+# How far off a mode's rate may be, as a fraction, when one round measured it; shrinks with the square root of rounds.
 DOUBT = 0.10
+# The same where nothing was measured: a mode whose neighbours were, and one of the landmarks (no drafting, ℓ = 1,
+# ℓ = γ, the scheduler), which a table of another machine can have wrong by this factor.
+DOUBT_BETWEEN, DOUBT_LANDMARK = 0.25, 2.0
+# Rounds between probes while a landmark is still to be measured.
+FIRST_PAUSE = 8
 # Correction of a predicted time, at most this factor either way.
 MOST_CORRECTION = 8.0
+# Tokens of earlier rounds count for less: half after about 350. So many rounds of one request are taken to have come
+# out as forecast before anything did.
+_MEMORY, _PRIOR_TOKENS = 0.998, 100.0
 # Batch sizes from here on share a region with their neighbours.
 _SMALL = 4
 
 
 @dataclass
 class _Region:
-    """What was measured at about one batch size: log of real over predicted time, by mode."""
+    """What was measured at about one batch size, by mode: log of real over predicted time, tokens, their forecast."""
 
     ratios: list[deque[float]]
+    tokens: FloatArray
+    expected: FloatArray
     mode: int | None = None
     rounds: int = 0
     pause: int = SHORTEST_PAUSE
@@ -95,14 +105,24 @@ class Guard:
         region.since_draft = 0 if chosen > 0 else region.since_draft + 1
         return chosen
 
-    def ran(self, requests: int, mode: int, predicted: float, seconds: float) -> None:
-        """A round of `mode` took `seconds`, whole, and the cost model had said `predicted` for what it verified."""
-        if predicted > 0 and seconds > 0:
-            self._region(requests).ratios[mode].append(float(np.log(seconds / predicted)))
+    def ran(self, requests: int, mode: int, tokens: int, forecast: Forecast, times: tuple[float, float] | None) -> None:
+        """A round of `mode` is over.
+
+        Args:
+            tokens: what it emitted, all requests together.
+            forecast: that it was chosen by.
+            times: predicted for what it verified, and real, whole, in seconds; None where it was not timed.
+        """
+        region = self._region(requests)
+        region.tokens[mode] = _MEMORY * region.tokens[mode] + tokens
+        region.expected[mode] = _MEMORY * region.expected[mode] + forecast.tokens[mode]
+        if times is not None and min(times) > 0:
+            region.ratios[mode].append(float(np.log(times[1] / times[0])))
 
     def rates(self, requests: int, forecast: Forecast) -> FloatArray:
         """`[γ + 2]` tokens a second of each mode, corrected by what was measured."""
-        return forecast.tokens / self._seconds(forecast, self._region(requests))
+        region = self._region(requests)
+        return self._tokens(forecast, region, requests) / self._seconds(forecast, region)
 
     def correction(self, requests: int, mode: int) -> float:
         """Real over predicted time of a mode, 1 where nothing was measured."""
@@ -112,7 +132,7 @@ class Guard:
         seconds = self._seconds(forecast, region)
         if self.objective == "latency":
             return np.asarray(requests * forecast.slowest / seconds)
-        value = forecast.tokens / seconds
+        value = self._tokens(forecast, region, requests) / seconds
         if self.objective == "slo":
             per_user = forecast.slowest / seconds
             kept = per_user >= self.slo
@@ -135,36 +155,58 @@ class Guard:
             if region.probe_left > 0 and np.isfinite(value[region.probing]):
                 return region.probing
             region.probing, region.since_probe = None, 0
-        due = region.since_probe >= region.pause
-        blind = best == 0 and region.since_draft >= LONGEST_BLIND
-        if not (due or blind):
-            return best
-        measured = np.array([len(ratios) for ratios in region.ratios])
-        hopes = value * (1 + DOUBT / np.sqrt(1.0 + measured))
-        hopes[best] = value[best] if not blind else -np.inf
+        doubt = self._doubt(region)
+        hopes = value * (1 + doubt)
+        hopes[best] = value[best]
         candidate = int(np.argmax(hopes))
-        region.since_probe = 0
-        region.pause = min(2 * region.pause, LONGEST_PAUSE)
-        if candidate == best or not np.isfinite(hopes[candidate]) or (hopes[candidate] <= value[best] and not blind):
+        blind = best == 0 and region.since_draft >= LONGEST_BLIND
+        if blind:
+            candidate = int(np.argmax(hopes[1:])) + 1
+        first = doubt[candidate] == DOUBT_LANDMARK
+        if candidate == best or not np.isfinite(hopes[candidate]):
             return best
+        if not blind and region.since_probe < (FIRST_PAUSE if first else region.pause):
+            return best
+        region.since_probe = 0
+        if not first:
+            region.pause = min(2 * region.pause, LONGEST_PAUSE)
         self.probes += 1
         region.probing, region.probe_left = candidate, PROBE_ROUNDS
         return candidate
+
+    def _doubt(self, region: _Region) -> FloatArray:
+        measured = np.array([len(ratios) for ratios in region.ratios])
+        doubt = np.where(measured > 0, DOUBT / np.sqrt(np.maximum(measured, 1)), DOUBT_BETWEEN)
+        landmarks = np.array([0, 1, self.gamma, self.adaptive])
+        doubt[landmarks[measured[landmarks] == 0]] = DOUBT_LANDMARK
+        return doubt
+
+    def _tokens(self, forecast: Forecast, region: _Region, requests: int) -> FloatArray:
+        """The forecast, corrected by what came of earlier ones; one request's rounds are a noisy sample, so slowly."""
+        prior = _PRIOR_TOKENS * forecast.tokens / requests
+        return forecast.tokens * np.clip((region.tokens + prior) / (region.expected + prior), 0.5, 1.5)
 
     def _seconds(self, forecast: Forecast, region: _Region) -> FloatArray:
         return forecast.seconds * self._corrections(region)
 
     def _corrections(self, region: _Region) -> FloatArray:
-        measured = [float(np.median(ratios)) if ratios else None for ratios in region.ratios]
-        known = [m for m in measured if m is not None]
-        # A mode not tried here: off by as much as the others.
-        common = float(np.median(known)) if known else 0.0
-        logs = np.array([common if m is None else m for m in measured])
-        return np.exp(np.clip(logs, -np.log(MOST_CORRECTION), np.log(MOST_CORRECTION)))
+        measured = np.array([float(np.median(ratios)) if ratios else np.nan for ratios in region.ratios])
+        known = ~np.isnan(measured)
+        if not known.any():
+            return np.ones(len(measured))
+        # What was not tried is off by as much as its neighbours: drafting modes share the draft's error.
+        drafting = known.copy()
+        drafting[0] = False
+        filled = np.where(known, measured, np.median(measured[drafting if drafting.any() else known]))
+        fixed = np.flatnonzero(drafting[: self.gamma + 1])
+        if len(fixed):
+            filled[1 : self.gamma + 1] = np.interp(np.arange(1, self.gamma + 1), fixed, measured[fixed])
+        return np.exp(np.clip(filled, -np.log(MOST_CORRECTION), np.log(MOST_CORRECTION)))
 
     def _region(self, requests: int) -> _Region:
         # Exact for small batches, about two regions to a doubling after that.
         key = requests if requests <= _SMALL else _SMALL + round(2 * np.log2(requests / _SMALL))
         if key not in self._regions:
-            self._regions[key] = _Region([deque(maxlen=15) for _ in range(self.gamma + 2)])
+            modes = self.gamma + 2
+            self._regions[key] = _Region([deque(maxlen=15) for _ in range(modes)], np.zeros(modes), np.zeros(modes))
         return self._regions[key]
