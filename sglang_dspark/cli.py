@@ -20,6 +20,7 @@ install()
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("sglang_dspark.serve", "start an OpenAI-compatible SGLang server that drafts with DSpark"),
     "train": ("sglang_dspark.train.main", "train a draft for a target model, make its training text, measure it"),
+    "profile": ("sglang_dspark.profile.main", "measure what a round costs on this machine, for the schedule"),
     "doctor": ("sglang_dspark.doctor", "say what this machine and this installation can do"),
 }
 

@@ -86,6 +86,26 @@ class Identity:
             support=support,
         )
 
+    @classmethod
+    def of_server(cls, arguments: Mapping[str, Any], *, gamma: int, support: int = 0) -> Self:
+        """The identity of a server from the engine's resolved arguments, its own or those that `/server_info` shows.
+
+        A target that carries its draft has no draft path; it then stands for both.
+        """
+        draft = arguments.get("speculative_draft_model_path") or arguments["model_path"]
+        return cls.of(
+            arguments["model_path"],
+            draft,
+            dtype=arguments["dtype"],
+            gamma=gamma,
+            page_size=int(arguments.get("page_size") or 1),
+            attention_backend=str(arguments.get("attention_backend")),
+            tp=int(arguments.get("tp_size") or 1),
+            dp=int(arguments.get("dp_size") or 1),
+            support=support,
+            device=device_name("cpu") if arguments.get("device") == "cpu" else None,
+        )
+
     def differences(self, other: Identity) -> list[str]:
         """One clause for each field that differs: `gamma: 5 here, 7 there`, this identity being here."""
         pairs = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(self))

@@ -54,6 +54,23 @@ def test_every_difference_is_named(tmp_path: Path) -> None:
     assert mine.differences(other) == ["device: cpu here, H200 there", "gamma: 5 here, 7 there"]
 
 
+def test_of_an_engine_s_arguments(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "a")
+    arguments = {
+        "model_path": str(folder),
+        "dtype": "float32",
+        "attention_backend": "x",
+        "device": "cpu",
+        "page_size": None,
+    }
+    mine = Identity.of_server(arguments, gamma=5)
+    assert mine == identity(folder, device=device_name("cpu"))
+    assert Identity.of_server(arguments | {"tp_size": 2}, gamma=5, support=64).differences(mine) == [
+        "tp: 2 here, 1 there",
+        "support: 64 here, 0 there",
+    ]
+
+
 def test_round_trip_and_damage(tmp_path: Path) -> None:
     mine = identity(checkpoint(tmp_path / "a"))
     assert Identity.from_dict(mine.as_dict()) == mine

@@ -17,7 +17,7 @@ from sglang_dspark.identity import Identity
 
 FORMAT = "dspark-rounds"
 VERSION = 1
-_NAME = re.compile(r"rounds-tp(\d+)-(\d+)-(\d+)\.jsonl$")
+_NAME = re.compile(r"rounds-tp(\d+)(?:-dp\d+)?-(\d+)-(\d+)\.jsonl$")
 
 
 class RecordError(DSparkError, ValueError):

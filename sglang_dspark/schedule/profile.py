@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from sglang_dspark.errors import ConfigError
 from sglang_dspark.identity import Identity
 from sglang_dspark.schedule.cost import Curve, GraphSizes, Surface
@@ -28,7 +30,7 @@ class MeasuredPoint:
     Attributes:
         requests, tokens, context, drafted: as in `cost_fit.Sample`; the context is the repeats' median.
         repeats: how often it was seen.
-        seconds: median of the repeats; `fastest` and `slowest` are their extremes.
+        seconds, lower_quartile, upper_quartile: of the repeats.
         fitted: of the model, with its 95 % interval `low` to `high`.
     """
 
@@ -38,8 +40,8 @@ class MeasuredPoint:
     drafted: bool
     repeats: int
     seconds: float
-    fastest: float
-    slowest: float
+    lower_quartile: float
+    upper_quartile: float
     fitted: float
     low: float
     high: float
@@ -228,8 +230,8 @@ def _points(fit: Fit, drafted: bool) -> list[MeasuredPoint]:
             drafted=drafted,
             repeats=len(point.seconds),
             seconds=point.median,
-            fastest=min(point.seconds),
-            slowest=max(point.seconds),
+            lower_quartile=float(np.percentile(point.seconds, 25)),
+            upper_quartile=float(np.percentile(point.seconds, 75)),
             fitted=float(fit.fitted[i]),
             low=float(fit.low[i]),
             high=float(fit.high[i]),

@@ -47,7 +47,7 @@ def test_files_are_read_in_order_and_a_half_line_is_skipped(tmp_path: Path) -> N
     write(tmp_path / "rounds-tp0-77-2.jsonl", HEADER, line(3), tail='{"time": 4')
     write(tmp_path / "rounds-tp0-77-10.jsonl", HEADER, line(5, seconds=None))
     write(tmp_path / "rounds-tp0-77-1.jsonl", HEADER, line(1), line(2, rows=ROWS))
-    write(tmp_path / "rounds-tp1-78-1.jsonl", HEADER, line(9))
+    write(tmp_path / "rounds-tp1-dp0-78-1.jsonl", HEADER, line(9))
     (tmp_path / "rounds-tp0-77-11.jsonl").write_text('{"format"')
     log = RoundLog.open(tmp_path)
     rounds = list(log)
