@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import shlex
 import sys
@@ -18,13 +17,14 @@ from typing import Any
 from sglang_dspark.calibrate.plot import reliability_diagram
 from sglang_dspark.calibrate.report import GATE_SAMPLES, ClassReport, as_json, gate, judge, table
 from sglang_dspark.calibrate.samples import Samples, samples_from_rows, split
+from sglang_dspark.calibrate.store import installed_path
 from sglang_dspark.calibrate.traffic import Origin, Phase, Traffic, drive
 from sglang_dspark.errors import ConfigError
 from sglang_dspark.evaluate.endpoints import server_info
 from sglang_dspark.evaluate.prompts import Prompt, load_prompts, load_tokenizer
 from sglang_dspark.evaluate.rounds import RoundLog
 from sglang_dspark.evaluate.server import ServerProcess
-from sglang_dspark.model.demo_target import default_cache_dir
+from sglang_dspark.identity import Identity
 from sglang_dspark.schedule.calibration import Calibration
 
 _DESCRIPTION = """Measure how often drafted tokens are really accepted, and calibrate the draft's confidences to it.
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--records", type=Path, help="Start no server: fit on what serve --dspark-record wrote here.")
     add("--keep-records", type=Path, metavar="DIR", help="Keep the record files in this empty folder.")
     add("--output", type=Path, help="Also write the calibration (.json) and its picture (.png) here.")
-    add("--name", help="File name in the profile directory. Default: the target's name and what was measured.")
+    add("--name", help="Name of the target in the installed file's name. Default: that of its folder.")
     add("--no-install", action="store_true", help="Do not install it where serve looks.")
     return parser
 
@@ -150,7 +150,7 @@ def _found(folder: Path) -> Recording:
 def _conclude(recording: Recording, arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     """Fit, report, write, install."""
     log = RoundLog.open(recording.folder)
-    identity = {} if log.identity is None else dataclasses.asdict(log.identity)
+    targets = _targets(recording, log.identity, arguments)
     fitting, held_out = _samples(recording, log)
     print(f"fitting on {len(fitting)} rounds, reporting on {len(held_out)}", file=sys.stderr, flush=True)
     reports = judge(fitting, held_out)
@@ -159,14 +159,14 @@ def _conclude(recording: Recording, arguments: argparse.Namespace, argv: Sequenc
     calibration = Calibration(
         log.gamma,
         tuple(report.parameters for report in reports),
-        identity,
+        {} if log.identity is None else log.identity.as_dict(),
         not failures,
         about | as_json(reports, failures),
         # Without paths: the file may be shipped.
         "python -m sglang_dspark calibrate " + shlex.join(Path(part).name if "/" in part else part for part in argv),
     )
     print(table(reports))
-    for path in _targets(recording, identity, arguments):
+    for path in targets:
         calibration.save(path)
         if reports:
             reliability_diagram(reports, path.with_suffix(".png"))
@@ -198,11 +198,16 @@ def _samples(recording: Recording, log: RoundLog) -> tuple[Samples, Samples]:
     return samples.select(chosen), samples.select(~chosen)
 
 
-def _targets(recording: Recording, identity: dict[str, Any], arguments: argparse.Namespace) -> list[Path]:
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
-    name = arguments.name or f"{recording.name}-{digest}"
-    installed = default_cache_dir() / "profiles" / f"{name}.calibration.json"
-    return ([] if arguments.no_install else [installed]) + ([arguments.output] if arguments.output else [])
+def _targets(recording: Recording, identity: Identity | None, arguments: argparse.Namespace) -> list[Path]:
+    targets = [] if arguments.output is None else [arguments.output]
+    if not arguments.no_install:
+        if identity is None:
+            raise ConfigError(
+                f"{recording.folder}: these records do not say what they were made on, so serve could not find the "
+                "calibration; use --no-install with --output"
+            )
+        targets.append(installed_path(arguments.name or recording.name, identity))
+    return targets
 
 
 def _verdict(reports: list[ClassReport], failures: list[str]) -> str:
