@@ -171,15 +171,19 @@ class LiveCalibration:
         return (passed + 1.0) / (reached + 2.0)
 
     def figures(self) -> dict[str, dict[str, Any]]:
-        """For metrics: trust and, per position, rows, ECE, noise floor and acceptance, of each class seen."""
+        """For metrics, of each class seen: the fuse's level and, per position, rows, ECE, floor and acceptance.
+
+        ECE and floor are None where there are too few rows to judge by.
+        """
         error, floor, _ = self._errors()
         rates = self.acceptance()
+        judged = self._total[:, :, 0] >= self.limits.rows
         return {
             CLASSES[c].name: {
-                "trust": Trust(int(self._trust[c])).name.lower(),
+                "level": int(self._trust[c]),
                 "rows": self._total[c, :, 0].astype(int).tolist(),
-                "ece": error[c].tolist(),
-                "floor": floor[c].tolist(),
+                "ece": [float(x) if known else None for x, known in zip(error[c], judged[c], strict=True)],
+                "floor": [float(x) if known else None for x, known in zip(floor[c], judged[c], strict=True)],
                 "acceptance": rates[c].tolist(),
             }
             for c in range(len(CLASSES))

@@ -147,7 +147,9 @@ def test_broken_confidences_are_not_counted() -> None:
         c[0, 2], c[1, 0] = np.nan, np.inf
         live.observe(c, np.zeros(R, dtype=int), np.zeros(R, dtype=int), np.full(R, GAMMA), np.ones(R, dtype=bool))
     assert live.figures()["greedy"]["rows"] == [124, 124, 120, 120, 120]
-    assert np.isfinite(live.figures()["greedy"]["ece"]).all()
+    assert live.figures()["greedy"]["ece"] == [None] * GAMMA  # too few to say
+    assert live.figures()["greedy"]["level"] == 0
+    assert np.isfinite(live.figures()["greedy"]["acceptance"]).all()
 
 
 def test_the_window_forgets() -> None:
