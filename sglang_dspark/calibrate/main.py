@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
 import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from sglang_dspark.calibrate.plot import reliability_diagram
+from sglang_dspark.calibrate.recording import OWN_FLAGS, Recording, found, record
 from sglang_dspark.calibrate.report import GATE_SAMPLES, ClassReport, as_json, gate, judge, table
-from sglang_dspark.calibrate.samples import Samples, samples_from_rows, split
+from sglang_dspark.calibrate.samples import Samples, split
 from sglang_dspark.calibrate.store import installed_path
-from sglang_dspark.calibrate.traffic import Origin, Phase, Traffic, drive
+from sglang_dspark.calibrate.traffic import Phase
 from sglang_dspark.errors import ConfigError
-from sglang_dspark.evaluate.endpoints import server_info
-from sglang_dspark.evaluate.prompts import Prompt, load_prompts, load_tokenizer
+from sglang_dspark.evaluate.prompts import Prompt, load_prompts
 from sglang_dspark.evaluate.rounds import RoundLog
-from sglang_dspark.evaluate.server import ServerProcess
 from sglang_dspark.identity import Identity
 from sglang_dspark.schedule.calibration import Calibration
 
@@ -36,26 +31,12 @@ verified, fits per temperature band on one half of the prompts and reports on th
 
 # Of the rounds, so that each half has enough: whole prompts are dealt to the halves.
 _SPLIT_MARGIN = 1.06
-# calibrate decides these itself.
-_OWN_FLAGS = ("--dspark-policy", "--dspark-record", "--dspark-record-limit-mib", "--dspark-verify-length")
-_RECORD_LIMIT_MIB = "4096"
-_ORIGINS = "requests.json"
-
-
-@dataclass(frozen=True)
-class Recording:
-    """Record files, and where their requests came from; None: somebody's live traffic."""
-
-    folder: Path
-    origins: dict[str, Origin] | None
-    name: str
-    about: dict[str, Any]
 
 
 def main(argv: list[str]) -> int:
     """Calibrate; 0 if every position passes, 1 if one does not."""
     arguments, flags = _parser().parse_known_args(argv)
-    for flag in _OWN_FLAGS:
+    for flag in OWN_FLAGS:
         if any(part == flag or part.startswith(flag + "=") for part in flags):
             raise ConfigError(f"{flag}: calibrate chooses it; leave it out")
     if min(arguments.temperatures) < 0 or arguments.samples < 1 or arguments.concurrency < 1:
@@ -63,14 +44,11 @@ def main(argv: list[str]) -> int:
     if arguments.records is not None:
         if flags:
             raise ConfigError(f"{flags[0]}: --records reads what was recorded; no server is started")
-        return _conclude(_found(arguments.records), arguments, argv)
+        return _conclude(found(arguments.records), arguments, argv)
     if arguments.keep_records is not None:
-        arguments.keep_records.mkdir(parents=True, exist_ok=True)
-        if any(arguments.keep_records.iterdir()):
-            raise ConfigError(f"--keep-records {arguments.keep_records}: must be empty")
-        return _conclude(_record(arguments, flags, arguments.keep_records), arguments, argv)
+        return _conclude(_recorded(arguments, flags, arguments.keep_records), arguments, argv)
     with tempfile.TemporaryDirectory(prefix="dspark-calibrate-") as folder:
-        return _conclude(_record(arguments, flags, Path(folder)), arguments, argv)
+        return _conclude(_recorded(arguments, flags, Path(folder)), arguments, argv)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,60 +69,51 @@ def _parser() -> argparse.ArgumentParser:
         default=GATE_SAMPLES,
         help=f"Labelled rounds per temperature in the reported part, and as many to fit on. Default: {GATE_SAMPLES}.",
     )
+    add("--fit-samples", type=int, help="With --report-prompts: labelled rounds to fit on. Default: --samples.")
     add("--max-new-tokens", type=int, default=256, help="Length of the answers. Default: 256.")
     add("--concurrency", type=int, default=32, help="Requests at a time. Default: 32.")
     add("--records", type=Path, help="Start no server: fit on what serve --dspark-record wrote here.")
-    add("--keep-records", type=Path, metavar="DIR", help="Keep the record files in this empty folder.")
+    add(
+        "--keep-records",
+        type=Path,
+        metavar="DIR",
+        help="Keep the record files here. The same command again continues where it was stopped.",
+    )
+    add("--budget-minutes", type=float, help="Stop the traffic after so long, and report on what there is.")
     add("--output", type=Path, help="Also write the calibration (.json) and its picture (.png) here.")
     add("--name", help="Name of the target in the installed file's name. Default: that of its folder.")
     add("--no-install", action="store_true", help="Do not install it where serve looks.")
     return parser
 
 
-def _record(arguments: argparse.Namespace, flags: Sequence[str], folder: Path) -> Recording:
-    """Run all phases against one server; its records lie in `folder` afterwards."""
-    from tqdm import tqdm
-
+def _recorded(arguments: argparse.Namespace, flags: Sequence[str], folder: Path) -> Recording:
     parts = {"fit": _prompts(arguments.prompts)}
+    needed = {"fit": arguments.fit_samples or arguments.samples}
     if arguments.report_prompts is not None:
         parts["report"] = _prompts(arguments.report_prompts)
-    needed = arguments.samples if len(parts) == 2 else round(2 * _SPLIT_MARGIN * arguments.samples)
+        needed["report"] = arguments.samples
+    else:
+        needed["fit"] = round(2 * _SPLIT_MARGIN * arguments.samples)
     settings = [(t, False) for t in dict.fromkeys(arguments.temperatures)]
     settings += [(t, True) for t, _ in settings if t > 0 and arguments.seeded]
-    phases = [Phase(part, t, seeded, needed) for part in parts for t, seeded in settings]
-    own = ["--dspark-policy", "fixed", "--dspark-record", str(folder), "--dspark-record-limit-mib", _RECORD_LIMIT_MIB]
-    print(f"starting: serve {shlex.join([*flags, *own])}", file=sys.stderr, flush=True)
-    with ServerProcess([*flags, *own], name="calibrate") as server:
-        info = server_info(server.base_url)
-        traffic = Traffic(load_tokenizer(info["tokenizer_path"]), arguments.max_new_tokens)
-        with tqdm(total=needed * len(phases), unit="round", smoothing=0.1) as bar:
-            for number, phase in enumerate(phases, start=1):
-                bar.set_description(phase.title)
-
-                def show(rounds: int, goal: int = number * needed) -> None:
-                    bar.update(min(rounds, goal - bar.n))  # what comes beyond it counts for no other phase
-
-                drive(server.base_url, traffic.requests(parts[phase.part], phase), phase, arguments.concurrency, show)
-    (folder / _ORIGINS).write_text(
-        json.dumps({rid: dataclasses.astuple(origin) for rid, origin in traffic.origins.items()}), encoding="utf-8"
-    )
     about = {
         "prompts": "shipped" if arguments.prompts is None else arguments.prompts.name,
         "report_prompts": None if arguments.report_prompts is None else arguments.report_prompts.name,
-        "temperatures": [t for t, _ in settings],
+        "temperatures": sorted({t for t, _ in settings}),
+        "seeded": arguments.seeded,
         "max_new_tokens": arguments.max_new_tokens,
-        "concurrency": arguments.concurrency,
+        "serve_flags": [Path(flag).name if "/" in flag else flag for flag in flags],
     }
-    return Recording(folder, traffic.origins, Path(str(info["model_path"])).name, about)
-
-
-def _found(folder: Path) -> Recording:
-    """Records that are there already: of a run with --keep-records, or of live traffic."""
-    origins = None
-    if (folder / _ORIGINS).is_file():
-        stored = json.loads((folder / _ORIGINS).read_text(encoding="utf-8"))
-        origins = {rid: Origin(*fields) for rid, fields in stored.items()}
-    return Recording(folder, origins, "records", {"prompts": "recorded traffic", "report_prompts": None})
+    return record(
+        folder,
+        flags,
+        parts,
+        [Phase(part, t, seeded, needed[part]) for part in parts for t, seeded in settings],
+        about,
+        max_new_tokens=arguments.max_new_tokens,
+        concurrency=arguments.concurrency,
+        seconds=None if arguments.budget_minutes is None else 60 * arguments.budget_minutes,
+    )
 
 
 def _conclude(recording: Recording, arguments: argparse.Namespace, argv: Sequence[str]) -> int:
@@ -179,21 +148,9 @@ def _conclude(recording: Recording, arguments: argparse.Namespace, argv: Sequenc
 
 def _samples(recording: Recording, log: RoundLog) -> tuple[Samples, Samples]:
     """The rows to fit on and the rows to report on."""
-    rows = [one.rows for one in log if one.rows is not None]
-    if not rows:
-        raise ConfigError(f"{recording.folder}: no round has its rows; record with serve --dspark-record")
-    if recording.origins is None:
-        samples = samples_from_rows(rows, log.gamma)
-    else:
-        parts = {
-            part: samples_from_rows(
-                rows, log.gamma, {r: (o.domain, o.group) for r, o in recording.origins.items() if o.part == part}
-            )
-            for part in dict.fromkeys(origin.part for origin in recording.origins.values())
-        }
-        if "report" in parts:
-            return parts["fit"], parts["report"]
-        samples = parts["fit"]
+    if recording.about["report_prompts"] is not None:
+        return recording.samples(log, "fit"), recording.samples(log, "report")
+    samples = recording.samples(log)
     chosen = split(samples)
     return samples.select(chosen), samples.select(~chosen)
 

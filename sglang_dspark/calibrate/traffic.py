@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,18 +67,26 @@ class Origin:
 class Traffic:
     """Makes and numbers the requests of a run; `origins` has each one's origin by request id."""
 
-    def __init__(self, tokenizer: Any, max_new_tokens: int) -> None:
-        self.origins: dict[str, Origin] = {}
+    def __init__(self, tokenizer: Any, max_new_tokens: int, origins: dict[str, Origin] | None = None) -> None:
+        self.origins: dict[str, Origin] = {} if origins is None else origins
         self._tokenizer = tokenizer
         self._max_new_tokens = max_new_tokens
-        self._number = itertools.count()
 
-    def requests(self, prompts: Sequence[Prompt], phase: Phase) -> Iterator[Request]:
-        """Every prompt in turn, then in the next wording. Without end where answers are sampled."""
+    def requests(
+        self, prompts: Sequence[Prompt], phase: Phase, issued: dict[str, int] | None = None
+    ) -> Iterator[Request]:
+        """Every prompt in turn, then in the next wording. Without end where answers are sampled.
+
+        Args:
+            issued: how many requests of each phase were sent before; these are skipped, and the new ones counted.
+        """
+        counts = {} if issued is None else issued
+        before = counts.get(phase.title, 0)
         turns = range(len(WORDINGS)) if phase.temperature == 0 else itertools.count()
-        for turn in turns:
-            for prompt in prompts:
-                number = next(self._number)
+        for place, (turn, prompt) in enumerate((turn, prompt) for turn in turns for prompt in prompts):
+            if place >= before:
+                counts[phase.title] = place + 1
+                number = len(self.origins)
                 rid = f"cal-{prompt.domain}-{number}"
                 self.origins[rid] = Origin(prompt.domain, f"{phase.part}:{prompt.id}", phase.part)
                 sampling: dict[str, Any] = {
@@ -96,11 +105,16 @@ def drive(
     phase: Phase,
     concurrency: int,
     on_rounds: Callable[[int], None] | None = None,
+    *,
+    have: int = 0,
+    deadline: float | None = None,
 ) -> int:
     """Send requests, `concurrency` at a time, until the answers that came back hold `phase.samples` labelled rounds.
 
     Args:
         on_rounds: called with the rounds each answer adds.
+        have: labelled rounds there are already.
+        deadline: on the monotonic clock; then what is being answered is dropped, and the call returns.
 
     Returns:
         Rounds with a label at every position.
@@ -108,9 +122,17 @@ def drive(
     Raises:
         TrafficError: a request failed, nothing was drafted, or the prompts did not suffice.
     """
-    total = 0
+    total, in_time = have, True
 
     async def users() -> None:
+        nonlocal in_time
+        try:
+            async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                await all_users()
+        except TimeoutError:
+            in_time = False
+
+    async def all_users() -> None:
         async with open_session() as session:
 
             async def user() -> None:
@@ -132,7 +154,7 @@ def drive(
         asyncio.run(users())
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    if total < phase.samples:
+    if in_time and total < phase.samples:
         raise TrafficError(
             f"{phase.title}: the prompts gave {total} of {phase.samples} rounds; give more prompts, longer answers "
             "(--max-new-tokens) or fewer --samples"

@@ -59,7 +59,9 @@ def write_records(folder: Path, rounds: int, per_round: int = 8, *, origins: boo
     (folder / "rounds-tp0-17-0.jsonl").write_text(text + (lines[-2][:40] if cut else ""))
     if origins:
         parts = {rid: [rid.split("-")[1], rid, "report" if int(rid.split("-")[2]) % 2 else "fit"] for rid in rids}
-        (folder / "requests.json").write_text(json.dumps(parts))
+        about = {"prompts": "shipped", "report_prompts": "eval.jsonl"}
+        state = {"origins": parts, "name": "Demo", "about": about, "issued": {}}
+        (folder / "requests.json").write_text(json.dumps(state))
     return folder
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import time
 from typing import Any
 
 import pytest
@@ -90,6 +92,26 @@ def test_too_few_prompts_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     phase = Phase("fit", 0.0, False, 1_000)
     with pytest.raises(TrafficError, match=r"200 of 1000 rounds; give more prompts"):
         drive("http://nowhere", stream, phase, 4)
+
+
+def test_a_phase_goes_on_where_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, issued, origins = serve(monkeypatch), {}, {}
+    stream = Traffic(Tokenizer(), 64, origins).requests(PROMPTS, GREEDY, issued)
+    assert drive("http://nowhere", stream, GREEDY, 1) == 100
+    assert issued == {"fit T=0": 10}
+    rest = Traffic(Tokenizer(), 64, origins).requests(PROMPTS, GREEDY, issued)
+    assert drive("http://nowhere", rest, Phase("fit", 0.0, False, 150), 1, have=100) == 150
+    assert sent == [f"cal-{'chat' if i % 2 else 'math'}-{i}" for i in range(15)]
+
+
+def test_time_can_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_: Any) -> Result:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    monkeypatch.setattr(module, "send", never)
+    stream = Traffic(Tokenizer(), 64).requests(PROMPTS, SAMPLED)
+    assert drive("http://nowhere", stream, SAMPLED, 4, have=7, deadline=time.monotonic() + 0.05) == 7
 
 
 def test_a_failed_request_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
