@@ -19,7 +19,9 @@ install()
 # Command -> (module with `main(argv) -> int`, what it does). Imported on use: `doctor` must not need the engine.
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("sglang_dspark.serve", "start an OpenAI-compatible SGLang server that drafts with DSpark"),
+    "calibrate": ("sglang_dspark.calibrate.main", "measure acceptance and calibrate the draft's confidences to it"),
     "train": ("sglang_dspark.train.main", "train a draft for a target model, make its training text, measure it"),
+    "profile": ("sglang_dspark.profile.main", "measure what a round costs on this machine, for the schedule"),
     "doctor": ("sglang_dspark.doctor", "say what this machine and this installation can do"),
 }
 
@@ -46,7 +48,7 @@ def main(argv: list[str]) -> int:
 
 
 def _usage() -> str:
-    commands = "\n".join(f"  {name:<8} {purpose}" for name, (_, purpose) in COMMANDS.items())
+    commands = "\n".join(f"  {name:<9} {purpose}" for name, (_, purpose) in COMMANDS.items())
     return f"usage: python -m sglang_dspark COMMAND [flags]\n\n{commands}\n\nCOMMAND --help lists the flags."
 
 

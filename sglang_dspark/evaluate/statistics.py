@@ -3,8 +3,9 @@ fit of sampled tokens, and Holm's procedure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -115,6 +116,30 @@ def accept_length(
     return _interval(value, emitted[draws].sum(axis=1) / np.maximum(sums, 1.0), confidence)
 
 
+def cluster_bootstrap(
+    sums: npt.NDArray[np.float64],
+    statistic: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]],
+    *,
+    confidence: float = CONFIDENCE,
+    resamples: int = 1_000,
+    seed: int = 0,
+) -> Interval:
+    """A statistic of totals with its interval, where what belongs together (a request) is resampled together.
+
+    Args:
+        sums: `[G, S]`, each cluster's share of S totals.
+        statistic: from totals `[..., S]` to `[...]`.
+
+    Raises:
+        ValueError: no cluster.
+    """
+    clusters = len(sums)
+    if not clusters:
+        raise ValueError("cluster_bootstrap: no cluster to resample")
+    value = float(statistic(sums.sum(axis=0)))
+    return _interval(value, statistic(_cluster_weights(clusters, resamples, seed) @ sums), confidence)
+
+
 def percentile(samples: Floats, percent: float) -> float:
     """Linear-interpolated percentile.
 
@@ -220,6 +245,13 @@ def _finite(samples: Floats, name: str) -> npt.NDArray[np.float64]:
     if not np.isfinite(values).all():
         raise ValueError(f"{name} holds a value that is not finite")
     return values
+
+
+@lru_cache(maxsize=2)
+def _cluster_weights(clusters: int, resamples: int, seed: int) -> npt.NDArray[np.float64]:
+    """`[resamples, clusters]`: how often each resample holds each cluster. Kept: a report asks for the same again."""
+    counts = np.random.default_rng(seed).multinomial(clusters, np.full(clusters, 1.0 / clusters), size=resamples)
+    return counts.astype(np.float64)
 
 
 def _draws(count: int, resamples: int, seed: int) -> npt.NDArray[np.int64]:

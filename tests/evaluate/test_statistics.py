@@ -8,6 +8,7 @@ from sglang_dspark.evaluate.statistics import (
     Interval,
     accept_length,
     bootstrap,
+    cluster_bootstrap,
     conditional_chi_square,
     correlation_chi_square,
     holm,
@@ -127,3 +128,20 @@ def test_correlated_residuals_are_found() -> None:
     p_values = [correlation_chi_square([a[1:] * a[:-1]]).p for a in rng.normal(size=(300, 200))]
     assert kstest(p_values, "uniform").pvalue > 0.001
     assert correlation_chi_square([z * (0.1 * z + rng.normal(size=z.shape))]).p < 1e-6
+
+
+def test_cluster_bootstrap_resamples_what_belongs_together() -> None:
+    generator = np.random.default_rng(0)
+    sums = np.stack([generator.normal(3.0, 1.0, size=400), np.ones(400)], axis=1)
+
+    def ratio(totals: np.ndarray) -> np.ndarray:
+        return totals[..., 0] / totals[..., 1]
+
+    mean = cluster_bootstrap(sums, ratio)
+    assert mean.value == pytest.approx(sums[:, 0].mean())
+    assert mean.high - mean.low == pytest.approx(2 * 1.96 * sums[:, 0].std() / 20, rel=0.15)
+    # Four clusters that are alike inside are four draws, whatever they hold.
+    pooled = cluster_bootstrap(np.array([[0.0, 100.0], [100.0, 100.0], [0.0, 100.0], [100.0, 100.0]]), ratio)
+    assert (pooled.low, pooled.high) == (0.0, 1.0)
+    with pytest.raises(ValueError, match="no cluster"):
+        cluster_bootstrap(np.zeros((0, 2)), ratio)

@@ -1,0 +1,1 @@
+"""Fit and judge calibrations of the draft's confidences from recorded rounds."""
