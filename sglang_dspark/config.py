@@ -59,7 +59,7 @@ class DSparkConfig:
     )
     support: int = _flag(
         "Candidates the draft chooses from at each position, the best by its base logits. 0: the whole vocabulary.",
-        0,
+        256,
     )
     cpu_attention: CpuCode = _flag("Attention on a CPU. fast: this project's. stock: the engine's own.", "fast")
     cpu_layers: CpuCode = _flag(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,9 @@ from sglang_dspark.errors import ConfigError
 from sglang_dspark.ops.draft_block import DraftBlock
 from sglang_dspark.schedule import policies
 from sglang_dspark.schedule.adaptive import Adaptive
+from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.survival import IntArray
 from sglang_dspark.schedule.sweep import Sweep
-
-if TYPE_CHECKING:
-    from sglang_dspark.schedule.calibration import Calibration
 
 
 class Planner:
@@ -137,8 +135,9 @@ class Planner:
         if plan.decision is not None and self._adaptive is not None:
             if plan.calibrated is None:
                 return policies.fixed(0, limits)
-            limits = np.minimum(limits, self._watch.class_limits(plan.temperatures, plan.coupled, self._gamma))
-            return self._adaptive.lengths(plan.decision, plan.calibrated, limits)
+            believed, capped = self._watch.trusted(plan.calibrated, limits, plan.temperatures, plan.coupled)
+            # Explored requests stay outside the fuse: they are how it finds that it may give way.
+            return self._adaptive.lengths(plan.decision, believed, np.where(plan.explored, limits, capped))
         if plan.planned is not None:
             return np.minimum(plan.planned, limits)
         if self.policy == "threshold":

@@ -29,8 +29,6 @@ def announce(worker: Any, not_covered: list[str]) -> None:
         logger.warning("DSpark %s: the engine's own round runs: %s", __version__, "; ".join(not_covered))
     elif parallel.tp_rank == 0:
         logger.info("DSpark %s: own round, gamma=%d, policy=%s", __version__, worker.gamma, worker.config.policy)
-        if worker.config.policy == "fixed":
-            logger.info("DSpark: no cost table, so every request verifies the same number of draft tokens")
     folder = worker.config.report_dir
     if folder is not None:
         name = f"tp{parallel.tp_rank}-pp{parallel.pp_rank}-dp{getattr(parallel, 'attn_dp_rank', 0)}-{os.getpid()}.json"

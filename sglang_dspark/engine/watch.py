@@ -15,8 +15,13 @@ import numpy.typing as npt
 from sglang_dspark.engine.metrics import Metrics
 from sglang_dspark.engine.rounds import Round
 from sglang_dspark.schedule.adaptive import Adaptive
+from sglang_dspark.schedule.calibration import class_index
 from sglang_dspark.schedule.fuses import EarlyAcceptance, LoadFuse, Unusable
+from sglang_dspark.schedule.live_calibration import LiveCalibration
 from sglang_dspark.schedule.survival import IntArray
+
+Floats = npt.NDArray[np.float32]
+Flags = npt.NDArray[np.bool_]
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +50,7 @@ class Watch:
     ) -> None:
         self._gamma, self._facts, self._path, self._metrics = gamma, facts or {}, state_path, metrics
         self._load, self._early, self._unusable = LoadFuse(), EarlyAcceptance(), Unusable(gamma)
+        self._live = LiveCalibration(gamma)
         self._misread = False
         self._next = 0.0
         self._rounds: Counter[str] = Counter()
@@ -63,11 +69,12 @@ class Watch:
             logger.warning("DSpark: %.0f %% of the KV pool is free: %s", 100 * free, allowed)
         return most
 
-    def class_limits(
-        self, temperatures: npt.NDArray[np.float32], coupled: npt.NDArray[np.bool_], gamma: int
-    ) -> IntArray:
-        """`[R]`, most draft tokens by the live calibration of each request's class."""
-        return np.full(len(temperatures), gamma, dtype=np.int64)
+    def trusted(
+        self, confidence: Floats, limits: IntArray, temperatures: Floats, coupled: Flags
+    ) -> tuple[Floats, IntArray]:
+        """Confidences `[R, γ]` and limits `[R]` to plan with: less where a class's calibration was found wrong."""
+        kind = class_index(temperatures, coupled)
+        return self._live.substitute(confidence, kind), self._live.cap(limits, kind)
 
     def drafted(self, usable: IntArray) -> None:
         """`[R]` leading positions of each block that could be drawn."""
@@ -84,6 +91,11 @@ class Watch:
                 "DSpark: hardly any first draft token is accepted; the checkpoint's layout was probably read wrongly "
                 "(sample_from_anchor, target_layer_ids), or the draft belongs to another target"
             )
+        if done.calibrated is not None:
+            assert done.limits is not None
+            kind = class_index(done.temperatures, done.coupled)
+            for change in self._live.observe(done.calibrated, kind, accepted, done.limits, done.explored):
+                logger.warning("DSpark: %s", change.message)
         self._rounds[done.mode] += 1
         self._lengths += np.bincount(done.lengths, minlength=self._gamma + 1)
         positions = np.arange(self._gamma)
@@ -125,6 +137,7 @@ class Watch:
                 "kv_pool": self._load.most,
                 "unusable_positions": self._unusable.positions,
                 "checkpoint_misread": self._misread,
+                "calibration": self._live.figures(),
             },
         }
         if adaptive is not None:

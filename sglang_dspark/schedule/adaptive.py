@@ -92,8 +92,9 @@ class Adaptive:
             self._batch, self._age = count, 0
         self._age += 1
         mode = self.guard.choose(count, self.forecast, most)
-        explored = np.zeros(count, dtype=np.bool_)
-        if mode > 0 and self._explore > 0 and most is None:
+        # Where everything is verified by the mode, every request shows what a calibration needs.
+        explored = np.full(count, mode == self._gamma)
+        if 0 < mode != self._gamma and self._explore > 0 and most is None:
             explored = self._random.random(count) < self._explore
         budget = None
         if mode == self.guard.adaptive and self._scheduler == "lagged":

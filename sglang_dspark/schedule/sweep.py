@@ -63,12 +63,12 @@ def points(requests: int, gamma: int) -> list[SweepPoint]:
     """
     found = [SweepPoint(np.zeros(requests, dtype=np.int64), drafts=False)]
     for budget in sorted({round(step * requests * gamma / STEPS) for step in range(STEPS + 1)}):
-        spreads = [np.full(requests, budget // requests, dtype=np.int64), np.zeros(requests, dtype=np.int64)]
-        spreads[0][: budget % requests] += 1
-        spreads[1][: budget // gamma] = gamma
+        even, piled = np.full(requests, budget // requests, dtype=np.int64), np.zeros(requests, dtype=np.int64)
+        even[: budget % requests] += 1
+        piled[: budget // gamma] = gamma
         if budget % gamma:
-            spreads[1][budget // gamma] = budget % gamma
-        found.append(SweepPoint(spreads[0], drafts=True))
-        if not np.array_equal(*spreads):
-            found.append(SweepPoint(spreads[1], drafts=True))
+            piled[budget // gamma] = budget % gamma
+        found.append(SweepPoint(even, drafts=True))
+        if not np.array_equal(even, piled):
+            found.append(SweepPoint(piled, drafts=True))
     return found
