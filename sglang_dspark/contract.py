@@ -54,6 +54,7 @@ ATTRIBUTES: tuple[str, ...] = (
     "sglang.srt.models.dspark.RNNHead",
     "sglang.srt.models.dspark.DSparkConfidenceHead",
     "sglang.srt.entrypoints.engine.Engine._launch_subprocesses",
+    "sglang.srt.entrypoints.http_server.app",
     "sglang.srt.plugins.hook_registry.HookRegistry.register",
     "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
 )

@@ -172,6 +172,12 @@ def _run(argv: list[str], settings: config.DSparkConfig, speculative: bool) -> i
     if report_dir is not None:
         HookRegistry.register("sglang.srt.entrypoints.engine.Engine._launch_subprocesses", _check_ranks, HookType.AFTER)
     load_plugins()
+    if report_dir is not None:
+        from sglang.srt.entrypoints.http_server import app
+
+        from sglang_dspark.engine.state import add_route
+
+        add_route(app, Path(report_dir))
     from sglang.launch_server import run_server
     from sglang.srt.server_args import prepare_server_args
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,11 @@ from sglang_dspark.schedule.profile import Profile
 
 logger = logging.getLogger(__name__)
 
+# Arguments of the engine that `Identity.of_server` reads.
+_IDENTIFYING = (
+    *("model_path", "speculative_draft_model_path", "device", "dtype", "tp_size", "dp_size"),
+    *("page_size", "attention_backend"),
+)
 _BY_COST = ("auto", "causal", "lagged")
 
 
@@ -41,7 +45,7 @@ def planner_for(worker: Any, has_confidence: bool, seed: int) -> Planner:
         ConfigError: a cost table or calibration named by the user cannot be read.
     """
     config, parallel = worker.config, get_parallel()
-    arguments = dataclasses.asdict(worker.server_args)
+    arguments = {name: getattr(worker.server_args, name) for name in _IDENTIFYING}
     identity = Identity.of_server(arguments, gamma=worker.gamma, support=config.support)
     first = parallel.tp_rank == 0
     profile, profile_path, adaptive = None, None, None
