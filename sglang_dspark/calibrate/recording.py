@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def found(folder: Path) -> Recording:
 def record(
     folder: Path,
     flags: Sequence[str],
-    parts: dict[str, Sequence[Prompt]],
+    parts: Mapping[str, Sequence[Prompt]],
     phases: Sequence[Phase],
     about: dict[str, Any],
     *,
