@@ -138,7 +138,7 @@ def _conclude(recording: Recording, arguments: argparse.Namespace, argv: Sequenc
     for path in targets:
         calibration.save(path)
         if reports:
-            reliability_diagram(reports, path.with_suffix(".png"))
+            reliability_diagram(reports, path.with_suffix(".png"), f"Calibration of {arguments.name or recording.name}")
         print(f"wrote {path}")
     for failure in failures:
         print(f"FAILED {failure}")

@@ -84,18 +84,22 @@ class LiveCalibration:
     """Running ECE per class and position over the latest explored rows, and the fuse of every class.
 
     Bins are equally wide, so that a row costs one addition each; the noise floor is that of a normal approximation.
-    Rows are gathered and counted `chunk` at a time, and a class's window is its latest `chunks` chunks.
+    Rows are gathered, and counted when there are `chunk` of them and `every` rounds had some, since counting costs the
+    same for any number. A class's window is its latest `chunks` chunks.
 
     Args:
         gamma: draft tokens a round.
         limits: when a fuse acts.
         chunk, chunks: rows a chunk, and chunks a window.
+        every: rounds with explored rows between two countings, at least.
     """
 
-    def __init__(self, gamma: int, limits: FuseLimits | None = None, *, chunk: int = 64, chunks: int = 32) -> None:
+    def __init__(
+        self, gamma: int, limits: FuseLimits | None = None, *, chunk: int = 64, chunks: int = 32, every: int = 8
+    ) -> None:
         self.gamma = gamma
         self.limits = limits or FuseLimits()
-        self._chunk = chunk
+        self._chunk, self._every, self._waited = chunk, every, 0
         # Per class and position: rows that reached and passed, and per bin Σ(a - y) and Σ a(1 - a).
         self._width = 3 + 2 * BINS
         self._ring = np.zeros((len(CLASSES), chunks, gamma, self._width))
@@ -143,7 +147,8 @@ class LiveCalibration:
         self._rows[place, 1] = accepted[chosen]
         self._rows[place, 2] = limit[chosen]
         self._pending += count
-        return self._count() if self._pending >= self._chunk else []
+        self._waited += 1
+        return self._count() if self._pending >= self._chunk and self._waited >= self._every else []
 
     def trust(self, kind: IntArray) -> IntArray:
         """`[R]`, a `Trust` for each request."""
@@ -193,7 +198,7 @@ class LiveCalibration:
     def _count(self) -> list[Change]:
         """Add the pending rows to their classes' windows, and judge the classes that got some."""
         c, rows = self._confidence[: self._pending], self._rows[: self._pending]
-        self._pending = 0
+        self._pending = self._waited = 0
         kind, accepted = rows[:, 0], rows[:, 1:2]
         positions = np.arange(1, self.gamma + 1)
         a = np.multiply.accumulate(c, axis=1)
@@ -228,6 +233,14 @@ class LiveCalibration:
         # Summed afresh: differences would drift.
         self._total[number] = self._ring[number].sum(axis=0)
 
+    def _forget(self, number: int) -> None:
+        """Keep the latest quarter of the class's window: what came before the traffic changed says nothing of it."""
+        ring = self._ring[number]
+        ages = (self._slot[number] - np.arange(len(ring))) % len(ring)
+        ring[ages >= max(1, len(ring) // 4)] = 0.0
+        self._total[number] = ring.sum(axis=0)
+        self._rates[number] = self.acceptance()[number]
+
     def _errors(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         """`[classes, γ]` each: ECE, what a perfect predictor shows on average, and its standard deviation."""
         rows = np.maximum(self._total[:, :, 0], 1.0)
@@ -261,5 +274,7 @@ class LiveCalibration:
         if after == before:
             return None
         self._trust[number], self._agreeing[number] = after, 0
+        if after > before:
+            self._forget(number)
         worst = int(excess.argmax())
         return Change(CLASSES[number].name, before, after, worst + 1, float(error[worst]), float(floor[worst]))
