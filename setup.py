@@ -15,6 +15,7 @@ import pybind11
 from pybind11.setup_helpers import Pybind11Extension
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 # GCC 12 takes the undefined operand inside its own AVX-512 intrinsics for a mistake of ours.
 QUIET = ["-Wno-uninitialized", "-Wno-maybe-uninitialized"]
@@ -69,6 +70,18 @@ class BuildExt(build_ext):
         subprocess.run([*command, *(f"-I{i}" for i in includes), *ext.sources, "-o", str(target)], check=True)
 
 
+class BuildPy(build_py):
+    """Profiles lie beside the package in the repository, and inside it where it is installed."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            target = Path(self.build_lib, "sglang_dspark", "data", "profiles")
+            target.mkdir(parents=True, exist_ok=True)
+            for source in sorted(Path("profiles").glob("*.json")):
+                shutil.copyfile(source, target / source.name)
+
+
 def cuda_build_of_torch() -> bool:
     """The CUDA extension is of use only beside a torch that has CUDA tensors."""
     try:
@@ -82,4 +95,4 @@ extensions = [extension]
 if shutil.which("nvcc") and cuda_build_of_torch():
     extensions.append(cuda)
 
-setup(ext_modules=extensions, cmdclass={"build_ext": BuildExt})
+setup(ext_modules=extensions, cmdclass={"build_ext": BuildExt, "build_py": BuildPy})

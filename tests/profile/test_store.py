@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 from sglang_dspark.identity import Identity
@@ -51,3 +53,11 @@ def test_names() -> None:
     assert name.startswith("some-model-1b-a-r-cpu-2-cores-")
     assert name != file_name("/models/Some-Model_1B", dataclasses.replace(IDENTITY, tp=2))
     assert (shipped_dir() / "README.md").is_file()
+
+
+def test_the_package_carries_the_repository_s_profiles(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(tmp_path)]
+    subprocess.run(command, cwd=root, check=True, capture_output=True)
+    packed = tmp_path / "sglang_dspark" / "data" / "profiles"
+    assert sorted(p.name for p in packed.iterdir()) == sorted(p.name for p in (root / "profiles").glob("*.json"))
