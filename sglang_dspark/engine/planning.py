@@ -99,7 +99,7 @@ def _profile(
     else:
         named = Path(config.profile)
         found = Profile.load(named)
-        against = found.identity.differences(identity) if found.identity is not None else []
+        against = identity.differences(found.identity) if found.identity is not None else []
         reasons = [f"{named}: {found.trouble or '; '.join(against)}"] if found.trouble or against else []
         path = None if reasons else named
     if path is None:

@@ -51,8 +51,8 @@ def plain(serve: Serve) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="session")
 def dspark(serve: Serve) -> Iterator[ServerProcess]:
-    """The demo pair with everything at its default."""
-    with serve(name="dspark") as server:
+    """The demo pair, every round drafting and verifying everything."""
+    with serve("--dspark-policy", "fixed", name="dspark") as server:
         yield server
 
 
