@@ -26,7 +26,7 @@ def draw(payload: dict[str, Any], path: Path) -> None:
     for i, name in enumerate(names):
         band, column = divmod(i, columns)
         above, below = (axes[(2 * band + row) * columns + column] for row in (0, 1))
-        _panels(above, below, name, payload["tables"][name])
+        _panels(above, below, name, payload["tables"][name], legend="" if i == 0 else None)
     for unused in range(len(names), bands * columns):
         band, column = divmod(unused, columns)
         for row in (0, 1):
@@ -34,7 +34,7 @@ def draw(payload: dict[str, Any], path: Path) -> None:
     plotting.save(figure, path)
 
 
-def _panels(above: Any, below: Any, name: str, entry: dict[str, Any]) -> None:
+def _panels(above: Any, below: Any, name: str, entry: dict[str, Any], legend: str | None) -> None:
     cells = entry["cells"]
     loads = [cell["load"] for cell in cells]
     fixed = [arm for arm in cells[0]["arms"] if arm == "none" or arm.startswith("fixed")]
@@ -42,12 +42,19 @@ def _panels(above: Any, below: Any, name: str, entry: dict[str, Any]) -> None:
         shade = str(0.25 + 0.6 * i / max(len(fixed) - 1, 1))
         above.plot(loads, _relative(cells, arm), color=shade, linewidth=0.9, label=arm if arm in fixed[1::3] else None)
     for arm, colour in _SHOWN.items():
-        above.plot(loads, _relative(cells, arm), color=colour, marker="o", label=arm)
-        below.plot(loads, [cell["arms"][arm]["budget"] for cell in cells], color=colour, marker="o", label=arm)
+        above.plot(loads, _relative(cells, arm), color=colour, marker="o", markersize=plotting.MARKER_SIZE, label=arm)
+        below.plot(
+            loads,
+            [cell["arms"][arm]["budget"] for cell in cells],
+            color=colour,
+            marker="o",
+            markersize=plotting.MARKER_SIZE,
+            label=arm,
+        )
     for domain, budgets in entry["budget_by_domain"].items():
         below.plot(loads, budgets, linestyle=":", linewidth=1.0, label=f"{domain} only")
-    plotting.label(above, name, "concurrent requests", "throughput / none", legend="", ticks=loads)
-    plotting.label(below, "", "concurrent requests", "draft tokens a request", legend="", ticks=loads)
+    plotting.label(above, name, "concurrent requests", "throughput / none", legend=legend, ticks=loads)
+    plotting.label(below, "", "concurrent requests", "draft tokens a request", legend=legend, ticks=loads)
 
 
 def _relative(cells: list[dict[str, Any]], arm: str) -> list[float]:
