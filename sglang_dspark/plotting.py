@@ -11,12 +11,10 @@ STYLE: dict[str, Any] = {
     "axes.grid": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "axes.titlesize": 10,
     "grid.alpha": 0.25,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 3.5,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
 }
+MARKER_SIZE = 3.5
 
 
 def new_figure(title: str, rows: int, columns: int, note: str = "") -> tuple[Any, list[Any]]:
@@ -55,7 +53,7 @@ def label(axes: Any, title: str, x: str, y: str, legend: str | None = None, tick
         axes.set_xticks(list(ticks), [str(tick) for tick in ticks])
         axes.minorticks_off()
     if legend is not None:
-        axes.legend(title=legend, title_fontsize=8)
+        axes.legend(title=legend or None, title_fontsize=8, fontsize=7.5, frameon=False)
 
 
 def save(figure: Any, path: Path) -> None:

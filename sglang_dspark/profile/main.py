@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dspark.errors import ConfigError, DSparkError
-from sglang_dspark.evaluate.endpoints import flush_cache, load, server_info
+from sglang_dspark.evaluate.endpoints import load, server_info
 from sglang_dspark.evaluate.load import Request, run_load
 from sglang_dspark.evaluate.server import ServerProcess
-from sglang_dspark.identity import Identity, processor
+from sglang_dspark.identity import processor
 from sglang_dspark.profile.plot import draw
 from sglang_dspark.profile.store import file_name, installed_dir
 from sglang_dspark.profile.sweep import ANSWER_TOKENS, CONTEXTS, REQUESTS, Cell, Sweep, plan
@@ -130,8 +130,7 @@ def _measure(
         driver = _Driver(server.base_url, _vocabulary(str(info["model_path"])), arguments.temperature)
         sweep = Sweep(work, records, driver)
         driver(Cell(2, min(arguments.contexts), -1))
-        support = _support(flags)
-        sweep.bind(lambda gamma: Identity.of_server(info, gamma=gamma, support=support))
+        sweep.bind()
         samples, measured = run_cells(sweep, cells, deadline)
     model = str(info["model_path"])
     about = {
@@ -186,11 +185,14 @@ def fit(samples: Sequence[Sample], sweep: Sweep, graphs: GraphSizes, about: dict
 
 
 class _Driver:
-    """Puts a cell's load on the server: so many requests at once, all of one length, of random tokens."""
+    """Puts a cell's load on the server: so many requests at once, all of one length, of random tokens.
+
+    Request i has the same tokens in every cell, as many as the cell wants. The engine's prefix cache then spares
+    most of the prefill; decoding costs the same.
+    """
 
     def __init__(self, base_url: str, vocabulary: int, temperature: float) -> None:
         self._base_url, self._vocabulary, self._temperature = base_url, vocabulary, temperature
-        self._random = random.Random(0)
 
     def __call__(self, cell: Cell) -> None:
         """Run one cell once.
@@ -198,21 +200,20 @@ class _Driver:
         Raises:
             DSparkError: a request failed.
         """
-        flush_cache(self._base_url)
         sampling = {"max_new_tokens": ANSWER_TOKENS, "ignore_eos": True, "temperature": self._temperature}
         requests = [
             Request(
-                id=str(i),
-                domain="random",
-                input_ids=[self._random.randrange(self._vocabulary) for _ in range(cell.context)],
-                sampling=sampling,
-                stream=False,
+                id=str(i), domain="random", input_ids=self._prompt(i, cell.context), sampling=sampling, stream=False
             )
             for i in range(cell.requests)
         ]
         run = run_load(self._base_url, requests, cell.requests)
         if run.errors:
             raise DSparkError(f"{cell.requests} requests at context {cell.context}: {run.errors[0].error}")
+
+    def _prompt(self, index: int, length: int) -> list[int]:
+        draws = random.Random(index)
+        return [draws.randrange(self._vocabulary) for _ in range(length)]
 
 
 def _limits(base_url: str, info: dict[str, Any]) -> tuple[int, int, int]:
@@ -232,12 +233,6 @@ def _graphs(info: dict[str, Any], gamma: int) -> GraphSizes:
     if info.get("device") == "cpu" or info.get("disable_cuda_graph") or not sizes:
         return GraphSizes()
     return GraphSizes(tuple(sizes), tuple(size * (1 + gamma) for size in sizes))
-
-
-def _support(flags: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--dspark-support", type=int, default=0)
-    return int(parser.parse_known_args(flags)[0].dspark_support)
 
 
 def _vocabulary(model_path: str) -> int:

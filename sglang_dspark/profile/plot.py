@@ -72,7 +72,9 @@ def _steps(axes: Any, model: CostModel, profile: Profile, contexts: list[int]) -
         rates = [1 / model.round_seconds(r, r * mean, gamma)[-1] for r in counts.tolist()]
         axes.plot(counts * (1 + gamma), rates, color=colour, label=str(mean))
         mine = [p for p in full if _near(p, mean)]
-        axes.plot([p.tokens for p in mine], [1 / p.seconds for p in mine], "o", color=colour)
+        axes.plot(
+            [p.tokens for p in mine], [1 / p.seconds for p in mine], "o", color=colour, markersize=plotting.MARKER_SIZE
+        )
     title = "Steps per second, every request verifies γ"
     plotting.label(axes, title, "verified tokens B", "SPS(B)", legend="context each")
 
@@ -80,7 +82,7 @@ def _steps(axes: Any, model: CostModel, profile: Profile, contexts: list[int]) -
 def _scatter(axes: Any, x: list[int], points: list[MeasuredPoint], colour: Any) -> None:
     middle = np.array([p.seconds for p in points])
     spread = np.array([[p.seconds - p.lower_quartile for p in points], [p.upper_quartile - p.seconds for p in points]])
-    axes.errorbar(x, 1e3 * middle, 1e3 * spread, fmt="o", color=colour, elinewidth=0.7)
+    axes.errorbar(x, 1e3 * middle, 1e3 * spread, fmt="o", color=colour, elinewidth=0.7, markersize=plotting.MARKER_SIZE)
 
 
 def _contexts(profile: Profile) -> list[int]:

@@ -21,7 +21,8 @@ ANSWER_TOKENS = 128
 PASSES = 2
 # Runs of one cell and pass until each kind of round was seen often enough.
 _MOST_RUNS = 4
-_LEFT_FREE = 0.95
+# Of the KV pool; where less is free, a fuse cuts the lengths that the sweep asks for.
+_USED = 0.85
 _SETTLE_SECONDS = 5.0
 _STATE, _CELL = "identity.json", "cell-r{0}-c{1}-p{2}.json"
 
@@ -40,8 +41,8 @@ class Cell:
 
     @property
     def weight(self) -> float:
-        """Guess at its share of the time, from prefill and rounds."""
-        return 8.0 + self.requests * (1.0 + self.context / 256.0)
+        """Guess at its share of the time."""
+        return 8.0 + self.requests * (1.0 + self.context / 1024.0)
 
 
 def plan(
@@ -73,7 +74,7 @@ def plan(
         (r, c)
         for r in counts
         for c in sorted(set(contexts))
-        if c + ANSWER_TOKENS < context_length and r * (c + ANSWER_TOKENS) <= _LEFT_FREE * pool_tokens
+        if c + ANSWER_TOKENS < context_length and r * (c + ANSWER_TOKENS) <= _USED * pool_tokens
     ]
     if not fitting:
         raise ConfigError(
@@ -133,21 +134,20 @@ class Sweep:
         """Those of `cells` that were measured already."""
         return [c for c in cells if (self._work / _CELL.format(c.requests, c.context, c.visit)).is_file()]
 
-    def bind(self, identify: Callable[[int], Identity]) -> None:
-        """Learn which server is measured, and tie the folder to it.
-
-        Args:
-            identify: says it by γ where the records do not.
+    def bind(self) -> None:
+        """Learn from the records which server is measured, and tie the folder to it.
 
         Raises:
-            SweepError: no records.
+            SweepError: no records, or none that say whose they are.
             ConfigError: the folder holds another server's measurements.
         """
         deadline = time.monotonic() + self._settle_seconds
         while not any(self._records.glob("*.jsonl")) and time.monotonic() < deadline:
             time.sleep(0.1)
         log = RoundLog.open(self._records)
-        self.identity, self.gamma = log.identity or identify(log.gamma), log.gamma
+        if log.identity is None:
+            raise SweepError(f"{self._records}: the records do not say which server wrote them")
+        self.identity, self.gamma = log.identity, log.gamma
         state = self._work / _STATE
         if state.is_file():
             earlier = Identity.from_dict(json.loads(state.read_text(encoding="utf-8")), str(state))

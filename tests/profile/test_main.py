@@ -93,7 +93,6 @@ def servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[FakeServer]
     monkeypatch.setattr(command, "ServerProcess", start)
     monkeypatch.setattr(command, "server_info", lambda _: info)
     monkeypatch.setattr(command, "load", lambda _: SimpleNamespace(total_tokens=20_000))
-    monkeypatch.setattr(command, "flush_cache", lambda _: None)
     monkeypatch.setattr(command, "run_load", lambda *a: started[-1].run_load(*a))
     return started
 

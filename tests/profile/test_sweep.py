@@ -56,7 +56,7 @@ class FakeServer:
 def sweep(tmp_path: Path, server: FakeServer) -> Sweep:
     found = Sweep(tmp_path, tmp_path / "records", server, settle_seconds=0.3)
     server(Cell(1, 8, -1))
-    found.bind(lambda gamma: dataclasses.replace(IDENTITY, gamma=gamma))
+    found.bind()
     return found
 
 
@@ -110,7 +110,8 @@ def test_another_server_s_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_records_that_do_not_say_whose_they_are(tmp_path: Path) -> None:
-    assert sweep(tmp_path, FakeServer(tmp_path / "records", identity=None)).identity == IDENTITY
+    with pytest.raises(SweepError, match="do not say which server"):
+        sweep(tmp_path, FakeServer(tmp_path / "records", identity=None))
 
 
 def test_no_records(tmp_path: Path) -> None:
