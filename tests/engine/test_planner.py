@@ -24,6 +24,7 @@ def block(usable: list[int], confidence: float | None = 0.99) -> DraftBlock:
     return DraftBlock(torch.zeros(len(usable), GAMMA, dtype=torch.int64), None, values, torch.tensor(usable))
 
 
+@pytest.mark.known_case(6)
 @pytest.mark.parametrize("policy", ["fixed", "threshold"])
 def test_lengths_respect_every_limit(policy: str) -> None:
     planner = Planner(DSparkConfig(policy=policy), GAMMA, has_confidence=True)
