@@ -6,6 +6,9 @@ PIP := $(PY) -m pip --disable-pip-version-check
 # Set TORCH_INDEX to an index that serves the CPU build of PyTorch; without it the default index's build is taken, which
 # on Linux x86-64 may be the much larger CUDA build. Both work.
 TORCH_ARGS := $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX),)
+# Processes that run tests.
+JOBS ?= 2
+EXACT := python_bench/results/exactness.json
 SOURCES := setup.py pyproject.toml $(shell find csrc -type f)
 
 # Spinning OpenMP threads cost up to 30x on few cores.
@@ -25,13 +28,14 @@ lint: $(VENV)/.dev
 	$(VENV)/bin/clang-format --dry-run -Werror $$(find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 unit: $(VENV)/.dev setup
-	$(PY) -m pytest -m "not e2e and not engine" $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadgroup -m "not e2e and not engine" $(ARGS)
 
 e2e: $(VENV)/.dev setup
-	$(PY) -m pytest -m "e2e or engine" $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadgroup -m "e2e or engine" $(ARGS)
 
 exact: $(VENV)/.dev setup
-	$(PY) -m pytest tests/exactness -m "exact or not engine" --exactness-report python_bench/results/exactness.json
+	$(PY) -m pytest tests/exactness -n $(JOBS) -m "(exact or not exact) and not engine" --exactness-report $(EXACT)
+	$(PY) -m pytest tests/exactness -m "exact and engine" --exactness-report $(EXACT)
 
 sanitize: $(VENV)/.dev setup
 	PYTHON=$(PY) csrc/sanitize.sh

@@ -27,7 +27,7 @@ ${CXX:-g++} -shared -fopenmp -fsanitize=address,undefined "$work"/*.o -o "$work/
 export LD_PRELOAD="$(${CXX:-g++} -print-file-name=libasan.so) $(${CXX:-g++} -print-file-name=libubsan.so)"
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
-export PYTHONPATH="$work" OMP_WAIT_POLICY=PASSIVE
+export PYTHONPATH="$work" OMP_WAIT_POLICY=PASSIVE DSPARK_FUZZ_TRIALS=1500
 cp -r tests "$work/tests"
 cp pyproject.toml "$work/"
 cd "$work"

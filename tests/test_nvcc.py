@@ -1,4 +1,7 @@
-"""Every CUDA source compiles without a warning for each architecture, and no kernel spills registers."""
+"""Every CUDA source compiles without a warning, and no kernel spills registers on any architecture.
+
+No source asks which architecture it is compiled for, so one intermediate code serves all: a third less time.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,11 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
 HEADERS = sorted(p for kind in ("cuda/*", "*.h") for p in (ROOT / "csrc" / "include" / "dspark").glob(kind))
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+GENERATE = ("-gencode", f"arch=compute_80,code=[{','.join(ARCHITECTURES)}]")
 NVCC = shutil.which("nvcc")
 REPORTS = ROOT / "build" / "nvcc"
 
-pytestmark = pytest.mark.skipif(NVCC is None, reason="no nvcc on the PATH")
+pytestmark = [pytest.mark.skipif(NVCC is None, reason="no nvcc on the PATH"), pytest.mark.xdist_group("nvcc")]
 
 
 @dataclass(frozen=True)
@@ -33,24 +37,25 @@ class Compilation:
 @dataclass(frozen=True)
 class Kernel:
     name: str
+    architecture: str
     stack: int
     spill_stores: int
     spill_loads: int
     registers: int
 
 
-def compile_for(source: Path, architecture: str) -> Compilation:
+def compile_source(source: Path) -> Compilation:
     command = [
-        str(NVCC), "-std=c++17", "-O3", "-fmad=false", f"-arch={architecture}", f"-I{ROOT / 'csrc' / 'include'}",
+        str(NVCC), "-std=c++17", "-O3", "-fmad=false", *GENERATE, f"-I{ROOT / 'csrc' / 'include'}",
         "-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Werror", "-Xptxas", "-v",
         "-c", str(source), "-o", "/dev/null",
     ]  # fmt: skip
-    kept = REPORTS / f"{source.stem}-{architecture}-{digest(source, command)}.json"
+    kept = REPORTS / f"{source.stem}-{digest(source, command)}.json"
     if kept.exists():
         return Compilation(*json.loads(kept.read_text()))
     run = subprocess.run(command, capture_output=True, text=True)
     REPORTS.mkdir(parents=True, exist_ok=True)
-    for old in REPORTS.glob(f"{source.stem}-{architecture}-*.json"):
+    for old in REPORTS.glob(f"{source.stem}-*.json"):
         old.unlink(missing_ok=True)
     kept.write_text(json.dumps([run.returncode, run.stderr]))
     return Compilation(run.returncode, run.stderr)
@@ -70,31 +75,27 @@ def version() -> str:
 
 
 @pytest.fixture(scope="module")
-def compiled() -> dict[tuple[str, str], Compilation]:
-    """All of them, two at a time: about 80 s on two cores when nothing is cached."""
-    pairs = [(source, architecture) for source in SOURCES for architecture in ARCHITECTURES]
+def compiled() -> dict[str, Compilation]:
+    """All of them, two at a time: about 65 s on two cores when nothing is cached."""
     with ThreadPoolExecutor(2) as pool:
-        results = pool.map(lambda pair: compile_for(*pair), pairs)
-        return {(source.name, arch): result for (source, arch), result in zip(pairs, results, strict=True)}
+        return {source.name: result for source, result in zip(SOURCES, pool.map(compile_source, SOURCES), strict=True)}
 
 
 def kernels(report: str) -> list[Kernel]:
     """What ptxas says about each kernel of one compilation."""
     pattern = re.compile(
-        r"Compiling entry function '(\S+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
-        r".*?Used (\d+) registers",
+        r"Compiling entry function '(\S+)' for '(\S+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+        r"(\d+) bytes spill loads.*?Used (\d+) registers",
         re.DOTALL,
     )
-    return [Kernel(name, *map(int, numbers)) for name, *numbers in pattern.findall(report)]
+    return [Kernel(name, target, *map(int, numbers)) for name, target, *numbers in pattern.findall(report)]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
-def test_compiles_without_warnings_or_spills(
-    source: Path, architecture: str, compiled: dict[tuple[str, str], Compilation]
-) -> None:
-    result = compiled[source.name, architecture]
+def test_compiles_without_warnings_or_spills(source: Path, architecture: str, compiled: dict[str, Compilation]) -> None:
+    result = compiled[source.name]
     assert result.returncode == 0, result.stderr[-5000:]
-    report = kernels(result.stderr)
+    report = [kernel for kernel in kernels(result.stderr) if kernel.architecture == architecture]
     assert report
     assert [k for k in report if k.spill_stores or k.spill_loads] == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ class Planner:
         calibration: corrects the confidences before anything reads them.
         watch: metrics and fuses.
         recorder: where finished rounds go, if anywhere.
+        agree: makes the first rank's numbers those of its whole group; None where there is one rank.
         behind: rounds to wait before reading what a round emitted: 0 where the device is the host, else enough that
             reading does not wait for the device.
 
@@ -52,6 +53,7 @@ class Planner:
         calibration: Calibration | None = None,
         watch: Watch | None = None,
         recorder: Recorder | None = None,
+        agree: Callable[[IntArray], IntArray] | None = None,
         behind: int = 0,
     ) -> None:
         if config.policy == "threshold" and not has_confidence:
@@ -66,6 +68,7 @@ class Planner:
         self._adaptive, self._calibration = adaptive, calibration
         self._watch = watch if watch is not None else Watch(gamma)
         self._recorder = recorder
+        self._agree = agree
         self._behind = behind
         self._running: Round | None = None
         self._finished: deque[Round] = deque()
@@ -122,6 +125,9 @@ class Planner:
         limits = np.minimum(np.clip(remaining, 0, self._gamma), usable)
         plan.limits = limits if plan.most is None else np.minimum(limits, plan.most)
         plan.lengths = self._decide(plan, plan.limits)
+        if self._agree is not None:
+            # Confidences may differ in their last digits from rank to rank; the rows of a verify may not.
+            plan.lengths = self._agree(plan.lengths)
         if plan.planned is not None and not np.array_equal(plan.lengths, plan.planned):
             # A request near its end: the round is not what the sweep asked for, and nothing is claimed of it.
             plan.requested = None

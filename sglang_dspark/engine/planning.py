@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from sglang.srt.runtime_context import get_parallel
+from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
 from sglang_dspark.calibrate.store import find_calibration, reason_against
 from sglang_dspark.config import DSparkConfig
@@ -22,6 +25,7 @@ from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.cost import CostModel
 from sglang_dspark.schedule.guard import Guard
 from sglang_dspark.schedule.profile import Profile
+from sglang_dspark.schedule.survival import IntArray
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +49,7 @@ def planner_for(worker: Any, has_confidence: bool, seed: int) -> Planner:
         ConfigError: a cost table or calibration named by the user cannot be read.
     """
     config, parallel = worker.config, get_parallel()
+    agree = group_decision(worker) if parallel.tp_size > 1 else None
     arguments = {name: getattr(worker.server_args, name) for name in _IDENTIFYING}
     identity = Identity.of_server(arguments, gamma=worker.gamma, support=config.support)
     first = parallel.tp_rank == 0
@@ -61,7 +66,7 @@ def planner_for(worker: Any, has_confidence: bool, seed: int) -> Planner:
             "lagged" if config.policy == "lagged" or (config.policy == "auto" and overlapped) else "causal"
         )
         cost, policy = CostModel.from_profile(profile), scheduler
-        adaptive = Adaptive(cost, worker.gamma, guard, scheduler, config.explore, seed & 0xFFFF_FFFF)
+        adaptive = Adaptive(cost, worker.gamma, guard, scheduler, config.explore, seed & 0xFFFF_FFFF, agree)
     rank = f"tp{parallel.tp_rank}-dp{getattr(parallel, 'attn_dp_rank', 0)}"
     facts = {
         "policy": policy,
@@ -82,7 +87,17 @@ def planner_for(worker: Any, has_confidence: bool, seed: int) -> Planner:
     # Reading what a round emitted waits for the device; two rounds later it is done, even under overlapped scheduling.
     behind = 0 if str(worker.device) == "cpu" else 2
     watch = Watch(worker.gamma, facts, state_path, metrics)
-    return Planner(config, worker.gamma, has_confidence, adaptive, calibration, watch, recorder, behind)
+    return Planner(config, worker.gamma, has_confidence, adaptive, calibration, watch, recorder, agree, behind)
+
+
+def group_decision(worker: Any) -> Callable[[IntArray], IntArray]:
+    """The first rank's numbers for all ranks: what a rank measured or computed for itself must not steer it alone."""
+
+    def agree(values: IntArray) -> IntArray:
+        shared = torch.from_numpy(values).to(worker.device)
+        return worker._tp_sync.sync(SpecTpSyncSite.DSPARK_PLAN, shared).cpu().numpy()
+
+    return agree
 
 
 def _profile(

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from sglang_dspark.ops import cuda
 from sglang_dspark.ops.accept_torch import accept_torch
-from sglang_dspark.ops.draft_block import (
-    DraftBlock,
+from sglang_dspark.ops.checks import (
     check_devices,
     check_noise,
     check_temperatures,
     contiguous_noise,
     rows_contiguous,
 )
+from sglang_dspark.ops.draft_block import DraftBlock
 from sglang_dspark.ops.draft_q import DenseQ, SparseQ
 from sglang_dspark.ops.extension import extension, warn_missing, warn_torch
 from sglang_dspark.ops.noise import Noise

@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.ops import cuda
+from sglang_dspark.ops.checks import contiguous_noise, rows_contiguous
 from sglang_dspark.ops.draft_block import (
     ConfidenceHead,
     DraftBlock,
     DraftFilter,
     MarkovHead,
-    contiguous_noise,
     native_arguments,
     native_covers,
-    rows_contiguous,
 )  # fmt: skip
 from sglang_dspark.ops.draft_q import SparseQ
 from sglang_dspark.ops.draft_torch import draft_block_torch, drawable

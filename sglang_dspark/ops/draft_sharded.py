@@ -15,14 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sglang_dspark.ops import cuda
-from sglang_dspark.ops.draft_block import (
-    ConfidenceHead,
-    DraftBlock,
-    DraftFilter,
-    MarkovHead,
-    check_draft,
-    rows_contiguous,
-)  # fmt: skip
+from sglang_dspark.ops.checks import check_draft, rows_contiguous
+from sglang_dspark.ops.draft_block import ConfidenceHead, DraftBlock, DraftFilter, MarkovHead
 from sglang_dspark.ops.draft_candidates import Candidates, draft_candidates
 from sglang_dspark.ops.draft_torch import select_candidates
 from sglang_dspark.ops.noise import Noise

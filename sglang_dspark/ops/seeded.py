@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_dspark.ops.draft_block import check_temperatures, check_vector, rows_contiguous
+from sglang_dspark.ops.checks import check_temperatures, check_vector, rows_contiguous
 from sglang_dspark.ops.extension import extension, warn_missing
 from sglang_dspark.ops.noise import seeded_hash
 

@@ -5,7 +5,7 @@ Used by the engine's planner and, as it is, by the replay of recorded rounds.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,15 +62,24 @@ class Adaptive:
             two rounds ago.
         explore: part of requests and rounds that verify everything, for calibration; drawn before the draft.
         seed: of that lot; the same on every rank.
+        agree: makes the first rank's numbers those of its whole group, which measure times of their own.
     """
 
     def __init__(
-        self, cost: RoundCost, gamma: int, guard: Guard, scheduler: Scheduler, explore: float = 0.0, seed: int = 0
+        self,
+        cost: RoundCost,
+        gamma: int,
+        guard: Guard,
+        scheduler: Scheduler,
+        explore: float = 0.0,
+        seed: int = 0,
+        agree: Callable[[IntArray], IntArray] | None = None,
     ) -> None:
         self.guard = guard
         self.traffic = Traffic(gamma)
         self.forecast: Forecast | None = None
         self._cost, self._gamma, self._scheduler, self._explore = cost, gamma, scheduler, explore
+        self._agree = agree
         self._random = np.random.Generator(np.random.Philox(seed))
         self._age, self._batch = 0, 0
         self._old: dict[Hashable, list[npt.NDArray[np.float32]]] = {}
@@ -92,6 +101,8 @@ class Adaptive:
             self._batch, self._age = count, 0
         self._age += 1
         mode = self.guard.choose(count, self.forecast, most)
+        if self._agree is not None:
+            mode = int(self._agree(np.array([mode], dtype=np.int64))[0])
         # Where everything is verified by the mode, every request shows what a calibration needs.
         explored = np.full(count, mode == self._gamma)
         if 0 < mode != self._gamma and self._explore > 0 and most is None:

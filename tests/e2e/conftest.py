@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,13 +22,29 @@ SMALL = [
     *("--max-total-tokens", "8192", "--context-length", "1024", "--max-running-requests", "16"),
     # Gauges are exported with the decode log; and idle servers must leave the cores to the one under test.
     *("--decode-log-interval", "1", "--sleep-on-idle"),
+    # Read where a request brings a processor only.
+    "--enable-custom-logit-processor",
 ]
+SHARED = {
+    "plain": ("--dspark-draft", "none"),
+    "dspark": ("--dspark-policy", "fixed"),
+    "threshold": ("--dspark-policy", "threshold", "--dspark-overlap", "on"),
+    "undrafted": ("--dspark-verify-length", "0"),
+}
 
 Serve = Callable[..., ServerProcess]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--serve-flags", default="", help="flags of serve for every server of the end-to-end tests")
+
+
+@pytest.hookimpl(tryfirst=True)  # before the groups are read
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under `-n`, what shares servers stays in one process."""
+    for item in items:
+        if item.get_closest_marker("e2e"):
+            item.add_marker(pytest.mark.xdist_group("servers"))
 
 
 @pytest.fixture(scope="session")
@@ -43,31 +60,48 @@ def serve(request: pytest.FixtureRequest) -> Serve:
 
 
 @pytest.fixture(scope="session")
-def plain(serve: Serve) -> Iterator[ServerProcess]:
+def fleet(serve: Serve, request: pytest.FixtureRequest) -> Iterator[dict[str, ServerProcess]]:
+    """The servers that the session's tests share, started side by side: most of a start runs on one core."""
+    servers = {
+        name: serve(*flags, name=name)
+        for name, flags in SHARED.items()
+        if any(name in item.fixturenames or name in parameters_of(item) for item in request.session.items)
+    }
+    with contextlib.ExitStack() as stack:
+        for server in servers.values():
+            server.start()
+            stack.callback(server.stop)
+        for server in servers.values():
+            server.wait_ready()
+        yield servers
+
+
+def parameters_of(item: pytest.Item) -> list[Any]:
+    return list(item.callspec.params.values()) if hasattr(item, "callspec") else []
+
+
+@pytest.fixture(scope="session")
+def plain(fleet: dict[str, ServerProcess]) -> ServerProcess:
     """Plain serving, without speculation."""
-    with serve("--dspark-draft", "none", name="plain") as server:
-        yield server
+    return fleet["plain"]
 
 
 @pytest.fixture(scope="session")
-def dspark(serve: Serve) -> Iterator[ServerProcess]:
+def dspark(fleet: dict[str, ServerProcess]) -> ServerProcess:
     """The demo pair, every round drafting and verifying everything."""
-    with serve("--dspark-policy", "fixed", name="dspark") as server:
-        yield server
+    return fleet["dspark"]
 
 
 @pytest.fixture(scope="session")
-def threshold(serve: Serve) -> Iterator[ServerProcess]:
+def threshold(fleet: dict[str, ServerProcess]) -> ServerProcess:
     """The threshold policy under overlapped scheduling."""
-    with serve("--dspark-policy", "threshold", "--dspark-overlap", "on", name="threshold-overlap") as server:
-        yield server
+    return fleet["threshold"]
 
 
 @pytest.fixture(scope="session")
-def undrafted(serve: Serve) -> Iterator[ServerProcess]:
+def undrafted(fleet: dict[str, ServerProcess]) -> ServerProcess:
     """Speculation that never drafts: every round verifies the anchor alone."""
-    with serve("--dspark-verify-length", "0", name="undrafted") as server:
-        yield server
+    return fleet["undrafted"]
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,6 @@ from sglang_dspark.evaluate.server import ServerProcess
 from sglang_dspark.model.demo import demo_draft_path
 from sglang_dspark.model.demo_target import ensure_demo_target
 
-pytestmark = pytest.mark.e2e
-
 Refused = Callable[..., str]
 
 

@@ -33,10 +33,19 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 
 
-def generate(server: ServerProcess, requests: list[Request], sampling: dict[str, Any], **fields: Any) -> list[dict]:
+Sampling = dict[str, Any]
+ARMS = ["dspark", "threshold", "undrafted"]
+Answers = dict[str, dict[str, list[dict[str, Any]]]]
+
+
+def generate(
+    server: ServerProcess, requests: list[Request], sampling: Sampling | list[Sampling], **fields: Any
+) -> list[dict[str, Any]]:
+    """Answers to requests sent together, with one set of parameters or one for each."""
+    common = {"temperature": 0, "max_new_tokens": 24}
     body = {
         "input_ids": [request.input_ids for request in requests],
-        "sampling_params": {"temperature": 0, "max_new_tokens": 24, **sampling},
+        "sampling_params": [common | s for s in sampling] if isinstance(sampling, list) else common | sampling,
         **fields,
     }
     response = httpx.post(f"{server.base_url}/generate", json=body, timeout=300)
@@ -46,15 +55,21 @@ def generate(server: ServerProcess, requests: list[Request], sampling: dict[str,
     return answers
 
 
+@pytest.fixture(scope="module")
+def answers(fleet: dict[str, ServerProcess], plain: ServerProcess, requests: list[Request]) -> Answers:
+    """Of every server to three prompts with each feature, by arm and feature; all features side by side."""
+    found = {}
+    for arm, server in fleet.items():
+        flat = generate(server, requests[:3] * len(FEATURES), [s for s in FEATURES.values() for _ in range(3)])
+        found[arm] = {feature: flat[3 * i : 3 * i + 3] for i, feature in enumerate(FEATURES)}
+    return found
+
+
 @pytest.mark.parametrize("feature", FEATURES)
-@pytest.mark.parametrize("arm", ["dspark", "threshold", "undrafted"])
+@pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.known_case(17, 18)
-def test_equals_plain_serving(
-    feature: str, arm: str, plain: ServerProcess, requests: list[Request], request: pytest.FixtureRequest
-) -> None:
-    server = request.getfixturevalue(arm)
-    expected = generate(plain, requests[:3], FEATURES[feature])
-    found = generate(server, requests[:3], FEATURES[feature])
+def test_equals_plain_serving(feature: str, arm: str, answers: Answers) -> None:
+    expected, found = answers["plain"][feature], answers[arm][feature]
     assert [a["text"] for a in found] == [a["text"] for a in expected]
     assert [a["meta_info"]["finish_reason"] for a in found] == [a["meta_info"]["finish_reason"] for a in expected]
 
@@ -110,21 +125,18 @@ def test_several_answers_to_one_prompt(plain: ServerProcess, dspark: ServerProce
     assert [answer["text"] for answer in answers] == [expected["text"]] * 3
 
 
-def test_custom_logit_processor(serve: Any, requests: list[Request]) -> None:
+def test_custom_logit_processor(plain: ServerProcess, dspark: ServerProcess, requests: list[Request]) -> None:
     """A processor with parameters of its own, for one of two requests; on both sides, for every drafted position."""
     from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 
-    answers = {}
-    for name, flags in (("plain", ("--dspark-draft", "none")), ("dspark", ())):
-        with serve(*flags, "--enable-custom-logit-processor", name=f"processor-{name}") as server:
-            free = generate(server, requests[:2], {})
-            banned = sorted({token for answer in free for token in answer["output_ids"][2:10]})
-            sampling = {"custom_params": {"token_ids": banned}}
-            fields = {"custom_logit_processor": [DisallowedTokensLogitsProcessor().to_str(), None]}
-            answers[name] = generate(server, requests[:2], sampling, **fields)
-            assert not set(banned) & set(answers[name][0]["output_ids"])
-            assert answers[name][1]["output_ids"] == free[1]["output_ids"]
-    assert [a["output_ids"] for a in answers["dspark"]] == [a["output_ids"] for a in answers["plain"]]
+    free = generate(plain, requests[:2], {})
+    banned = sorted({token for answer in free for token in answer["output_ids"][2:10]})
+    sampling = {"custom_params": {"token_ids": banned}}
+    fields = {"custom_logit_processor": [DisallowedTokensLogitsProcessor().to_str(), None]}
+    expected, found = (generate(server, requests[:2], sampling, **fields) for server in (plain, dspark))
+    assert not set(banned) & set(found[0]["output_ids"])
+    assert found[1]["output_ids"] == free[1]["output_ids"]
+    assert [answer["output_ids"] for answer in found] == [answer["output_ids"] for answer in expected]
 
 
 @pytest.mark.known_case(20)

@@ -44,6 +44,7 @@ def alone(plain: ServerProcess, requests: list[Request]) -> dict[str, list[str]]
     }
 
 
+@pytest.mark.known_case(16)
 @pytest.mark.parametrize("arm", ["plain", "dspark", "threshold", "undrafted"])
 def test_same_text_among_neighbours(
     arm: str, alone: dict[str, list[str]], requests: list[Request], request: pytest.FixtureRequest

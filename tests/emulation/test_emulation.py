@@ -12,6 +12,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 CASES = sorted((HERE / "cases").glob("test_*.py"))
+pytestmark = pytest.mark.xdist_group("emulation")  # built once
 
 # Memory errors end the process, so each runs in its own; NumPy keeps the start short. Arguments are addresses.
 FAULTY = """

@@ -17,6 +17,9 @@ import sys  # noqa: E402
 from dataclasses import asdict, dataclass, field  # noqa: E402
 from typing import Any  # noqa: E402
 
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # in spawned processes, too
+import kv_watch  # noqa: E402, F401  # watches the pools of engines that are asked for it
+
 CPU_FLAGS: dict[str, Any] = {
     "device": "cpu",
     "attention_backend": "torch_native",

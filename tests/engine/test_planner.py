@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -11,9 +14,13 @@ from sglang_dspark.config import DSparkConfig
 from sglang_dspark.engine.planner import Planner
 from sglang_dspark.engine.rounds import Round
 from sglang_dspark.ops.draft_block import DraftBlock
+from sglang_dspark.schedule.adaptive import Adaptive
+from sglang_dspark.schedule.cost import CostModel, Curve, Surface
+from sglang_dspark.schedule.guard import Guard
 from sglang_dspark.schedule.sweep import points
 
 GAMMA = 4
+SURFACE = Surface(0.02, Curve((1, 8), (0.01, 0.02)), Curve((1, 8, 64), (0.0, 0.002, 0.08)))
 
 
 def request(limit: int | None, emitted: int, finished: bool = False) -> SimpleNamespace:
@@ -26,6 +33,7 @@ def block(usable: list[int], confidence: float | None = 0.99) -> DraftBlock:
     return DraftBlock(torch.zeros(len(usable), GAMMA, dtype=torch.int64), None, values, torch.tensor(usable))
 
 
+@pytest.mark.known_case(6)
 @pytest.mark.parametrize("policy", ["fixed", "threshold"])
 def test_lengths_respect_every_limit(policy: str) -> None:
     planner = Planner(DSparkConfig(policy=policy), GAMMA, has_confidence=True)
@@ -84,6 +92,45 @@ def test_the_kv_pool_limits_what_is_drafted_and_gives_way_later() -> None:
     assert [verified(0.08) for _ in range(20)][-1] == [0, 0]
     assert [verified(0.5) for _ in range(40)][-1] == [1, 1]
     assert [verified(0.5) for _ in range(40)][-1] == [4, 4]
+
+
+@pytest.mark.known_case(5)
+@pytest.mark.parametrize("seed", range(20))
+def test_ranks_with_different_confidences_take_the_first_one_s_decision(seed: int) -> None:
+    """Confidences differ in the third digit, with ties, and each rank measures times of its own."""
+    random = np.random.default_rng(seed)
+    first: list[npt.NDArray[np.int64]] = []
+    told: list[npt.NDArray[np.int64]] = []
+
+    def say(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        first.append(values)
+        return values
+
+    def hear(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        assert values.shape == first[len(told)].shape
+        told.append(values)
+        return first[len(told) - 1]
+
+    def rank(agree: Callable[..., npt.NDArray[np.int64]]) -> Planner:
+        guard = Guard(GAMMA)
+        adaptive = Adaptive(CostModel(SURFACE), GAMMA, guard, "causal", explore=0.1, seed=3, agree=agree)
+        return Planner(DSparkConfig(), GAMMA, True, adaptive, agree=agree)
+
+    leader, follower = rank(say), rank(hear)
+    requests = [request(None, 1) for _ in range(6)]
+    for _ in range(60):
+        shared = np.round(random.uniform(0.3, 1.0, (6, GAMMA)), 1)
+        lengths = []
+        for planner in (leader, follower):
+            plan = planner.begin(requests, 600)
+            drawn = block([GAMMA] * 6) if plan.drafts else DraftBlock.skipped(6, GAMMA, "cpu")
+            if plan.drafts:
+                drawn.confidence[:] = torch.from_numpy(shared + random.uniform(-0.001, 0.001, shared.shape))
+            lengths.append((plan.drafts, plan.mode, planner.lengths(plan, drawn)))
+            plan.came_out(torch.ones(6, dtype=torch.int32))
+            plan.started -= random.uniform(0.01, 0.2)
+        assert lengths[0] == lengths[1]
+    assert any((a != b).any() for a, b in zip(first, told, strict=True)), "no rank ever wanted something else"
 
 
 def test_a_round_is_timed_only_when_the_same_requests_decode_on() -> None:

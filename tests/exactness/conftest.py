@@ -1,9 +1,12 @@
-"""The short forms run by default, the long ones with `-m exact`; `--exactness-report` writes what was found."""
+"""The short forms run by default, the long ones with `-m exact`; `--exactness-report` writes and prints what was found.
+
+Several processes may run the tests (`-n`): each hands its findings to the one that reports.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,17 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "eng
 
 from exact_prover.report import Report  # noqa: E402
 
+FINDINGS = pytest.StashKey[Report]()
+HANDED_OVER = "exactness"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--exactness-report", metavar="PATH", help="write what the exact prover found to this JSON file")
+    parser.addoption("--exactness-report", metavar="PATH", help="write what was found to this JSON file, and print it")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "exact: the long forms of the exact prover and of the live tests (minutes)")
+    config.stash[FINDINGS] = Report()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -32,23 +39,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in long]
 
 
-@pytest.fixture(scope="session")
-def findings(request: pytest.FixtureRequest) -> Iterator[Report]:
-    """What was found; written at the end of the session."""
-    path = request.config.getoption("--exactness-report", default=None)
-    collected = Report()
-    yield collected
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[HANDED_OVER] = session.config.stash[FINDINGS].found
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A process of `-n` has ended."""
+    node.config.stash[FINDINGS].merge(getattr(node, "workeroutput", {}).get(HANDED_OVER, {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    path = config.getoption("--exactness-report", default=None)
     if path:
-        collected.write(Path(path))
+        config.stash[FINDINGS].write(Path(path))
+        terminalreporter.section("exactness")
+        terminalreporter.write_line(config.stash[FINDINGS].table())
 
 
 @pytest.fixture(scope="session")
-def report(findings: Report) -> Callable[..., Any]:
+def report(pytestconfig: pytest.Config) -> Callable[..., Any]:
     """Record one finding of the prover: `report(kind, setting, proof, verdict)`."""
-    return findings.add
+    return pytestconfig.stash[FINDINGS].add
 
 
 @pytest.fixture(scope="session")
-def record_live(findings: Report) -> Callable[[list[dict[str, Any]], float], None]:
+def record_live(pytestconfig: pytest.Config) -> Callable[[list[dict[str, Any]], float], None]:
     """Record the table of the live tests and the seconds it took."""
-    return findings.add_live
+    return pytestconfig.stash[FINDINGS].add_live

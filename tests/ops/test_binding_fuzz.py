@@ -6,6 +6,7 @@ between guard elements, which must survive.
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 
 from sglang_dspark.ops.extension import extension
 
+# A call takes milliseconds, most of them to raise. `make sanitize`, where a read outside is found too, makes more.
+TRIALS = int(os.environ.get("DSPARK_FUZZ_TRIALS", "300"))
 B, GAMMA, V, R, H, C = 2, 3, 70, 5, 4, 6
 GUARD = 64
 
@@ -130,7 +133,7 @@ def test_wrong_arguments_raise_and_nothing_else(call: str) -> None:
     rng = random.Random(call)
     name, _, form = call.partition(" ")
     ran = refused = 0
-    for trial in range(1500):
+    for trial in range(TRIALS):
         guards: list[torch.Tensor] = []
         if name == "accept":
             arguments = valid_accept(guards, form)
@@ -157,15 +160,15 @@ def test_wrong_arguments_raise_and_nothing_else(call: str) -> None:
         except (ValueError, TypeError):
             refused += 1
         check_guards(guards)
-    assert ran > 100
-    assert refused > 300
+    assert ran > TRIALS / 15
+    assert refused > TRIALS / 5
 
 
 @pytest.mark.parametrize("name", ["causal_scan", "best_budget", "top_candidates"])
 def test_wrong_arrays_raise_and_nothing_else(name: str) -> None:
     rng = random.Random(name)
     refused = 0
-    for _ in range(1500):
+    for _ in range(TRIALS):
         confidence, seconds, limits = np.ones((3, 2), np.float32), np.ones(10), np.full(3, 2)
         arguments: list[Any] = [confidence, 4 if name == "top_candidates" else seconds, limits]
         for _ in range(rng.randint(1, 2)):
@@ -177,4 +180,4 @@ def test_wrong_arrays_raise_and_nothing_else(name: str) -> None:
             getattr(native, name)(*arguments)
         except (ValueError, TypeError):
             refused += 1
-    assert refused > 300
+    assert refused > TRIALS / 5

@@ -13,6 +13,7 @@ import torch
 
 from sglang_dspark.ops.draft_block import DraftBlock, draft_block
 
+pytestmark = pytest.mark.xdist_group("sharded")  # the groups run once
 PROCESS = Path(__file__).with_name("sharded_process.py")
 
 

@@ -93,6 +93,7 @@ def test_ties_go_to_the_earlier_position_then_the_lower_request(scheduler) -> No
     assert shares == [[1, 0, 0, 0], [1, 1, 1, 0], [2, 1, 1, 1], [3, 3, 3, 2], [3, 3, 3, 3], [3, 3, 3, 3]]
 
 
+@pytest.mark.known_case(7)
 @IMPLEMENTATIONS
 def test_flat_cost_admits_all_with_any_chance_and_no_requests_are_legal(scheduler) -> None:
     confidence = np.array([[1.0, 0.5, 0.0, 1.0], [float("nan"), 1.0, 1.0, 1.0], [0.1, 2.0, 1.0, 1.0]], dtype=np.float32)

@@ -6,6 +6,7 @@ Plain serving, the engine's own DSPARK round (ragged verification, non-causal dr
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 from engine_process import Answer, Job, run_engine
 
-pytestmark = [pytest.mark.engine]
+pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("serving")]
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("sglang")
 
@@ -99,9 +100,9 @@ def expected(target: Path) -> list[list[list[int]]]:
     return out
 
 
-def serve(target: Path, flags: dict[str, Any] | None = None, **environment: str) -> list[list[Answer]]:
+def serve(target: Path, flags: dict[str, Any], **environment: str) -> list[list[Answer]]:
     job = Job(
-        flags={"model_path": str(target), "dtype": "float32", "chunked_prefill_size": 64, **(flags or {})},
+        flags={"model_path": str(target), "dtype": "float32", "chunked_prefill_size": 64, **flags},
         batches=make_batches(),
         new_tokens=NEW_TOKENS,
         environment=environment,
@@ -113,24 +114,44 @@ def ids(answers: list[list[Answer]]) -> list[list[list[int]]]:
     return [[answer.output_ids for answer in batch] for batch in answers]
 
 
-def test_plain(target: Path, expected: list[list[list[int]]]) -> None:
-    answers = serve(target)
-    assert ids(answers) == expected
-    assert answers[1][0].meta_info["cached_tokens"] >= 119  # the shared prompt came from the prefix cache
-    assert answers[2][0].meta_info["cached_tokens"] >= 39
+JOBS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "plain": ({}, {}),
+    "dspark": (
+        {"speculative_algorithm": "DSPARK"},
+        {"SGLANG_RAGGED_VERIFY_MODE": "compact", "SGLANG_DSPARK_CONFIG": '{"plugin": "off"}'},
+    ),
+    "ngram": ({"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 8}, {}),
+}
 
 
-def test_the_engines_own_dspark_round(target: Path, draft: Path, expected: list[list[list[int]]]) -> None:
-    flags = {"speculative_algorithm": "DSPARK", "speculative_draft_model_path": str(draft)}
-    answers = serve(target, flags, SGLANG_RAGGED_VERIFY_MODE="compact", SGLANG_DSPARK_CONFIG='{"plugin": "off"}')
-    assert ids(answers) == expected
-    assert answers[0][4].meta_info["spec_verify_ct"] > 0
-    assert answers[0][4].meta_info["spec_num_proposed_drafts"] > 0
+@pytest.fixture(scope="module")
+def answers(target: Path, draft: Path) -> dict[str, list[list[Answer]]]:
+    """Of every engine, two at a time: most of a start runs on one core."""
+
+    def work(name: str) -> list[list[Answer]]:
+        flags, environment = JOBS[name]
+        if name == "dspark":
+            flags = {**flags, "speculative_draft_model_path": str(draft)}
+        return serve(target, flags, **environment)
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(JOBS, pool.map(work, JOBS), strict=True))
 
 
-def test_ngram_trees(target: Path, expected: list[list[list[int]]]) -> None:
-    flags = {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 8}
-    answers = serve(target, flags)
-    assert ids(answers) == expected
+def test_plain(answers: dict[str, list[list[Answer]]], expected: list[list[list[int]]]) -> None:
+    _, second, third = answers["plain"]
+    assert ids(answers["plain"]) == expected
+    assert second[0].meta_info["cached_tokens"] >= 119  # the shared prompt came from the prefix cache
+    assert third[0].meta_info["cached_tokens"] >= 39
+
+
+def test_the_engines_own_dspark_round(answers: dict[str, list[list[Answer]]], expected: list[list[list[int]]]) -> None:
+    assert ids(answers["dspark"]) == expected
+    assert answers["dspark"][0][4].meta_info["spec_verify_ct"] > 0
+    assert answers["dspark"][0][4].meta_info["spec_num_proposed_drafts"] > 0
+
+
+def test_ngram_trees(answers: dict[str, list[list[Answer]]], expected: list[list[list[int]]]) -> None:
+    assert ids(answers["ngram"]) == expected
     # The third prompt repeats the first batch's, which NGRAM then drafts from: some of it must have been accepted.
-    assert answers[2][0].meta_info["spec_verify_ct"] < NEW_TOKENS - 1
+    assert answers["ngram"][2][0].meta_info["spec_verify_ct"] < NEW_TOKENS - 1

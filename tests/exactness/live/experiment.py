@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 from live.check import Evidence, evidence
 from live.reference import Reference
 from live.sampling import PAIR, Drawn, EngineJob, Stream, draw
-from live.settings import Setting
+from live.settings import SECONDS, Setting
 
 NEW_TOKENS = 33  # 32 of them drawn by rounds
 TOGETHER = 2  # engines at a time, each on one thread
@@ -31,48 +33,62 @@ def prompts(count: int, shared_prefix: bool, seed: int) -> list[list[int]]:
     return [[1, *prefix, *rng.choice(ends)] for _ in range(count)]
 
 
-def stream_of(setting: Setting, tokens: int, seed: int) -> Stream:
-    """Enough requests for `tokens` tokens drawn by rounds."""
-    count = -(-tokens // (NEW_TOKENS - 1))
-    return Stream(prompts(count, setting.shared_prefix, seed), setting.sampling, setting.batch, NEW_TOKENS)
+@dataclass(frozen=True)
+class Run:
+    """Tokens to draw with one setting.
+
+    Attributes:
+        tokens: to draw by rounds.
+        planted: an error to plant, by name.
+        server: fields of `DSparkConfig` on top of the setting's.
+    """
+
+    setting: Setting
+    tokens: int
+    planted: str | None = None
+    server: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return ", ".join(
+            [str(self.setting), *map(str, self.server.values()), *([self.planted] if self.planted else [])]
+        )
+
+    @property
+    def engine(self) -> str:
+        """Runs of equal text share an engine."""
+        return json.dumps([self.setting.server | self.server, self.planted])
+
+    def stream(self, seed: int) -> Stream:
+        """Enough requests for the tokens."""
+        count = -(-self.tokens // (NEW_TOKENS - 1))
+        setting = self.setting
+        return Stream(prompts(count, setting.shared_prefix, seed), setting.sampling, setting.batch, NEW_TOKENS)
 
 
-def run(
-    settings: list[Setting],
-    tokens: dict[int, int],
-    timeout: float,
-    planted: str | None = None,
-    server: dict[str, Any] | None = None,
-) -> dict[str, tuple[Evidence, Drawn]]:
-    """Evidence of every setting.
+def draw_all(runs: Sequence[Run], timeout: float) -> list[tuple[Evidence, Drawn]]:
+    """Evidence of every run.
 
     Args:
-        tokens: to draw by rounds, by batch size.
         timeout: seconds for each engine.
-        planted: an error to plant, by name.
-        server: fields of `DSparkConfig` on top of each setting's.
     """
-    servers: dict[str, list[int]] = {}
-    for index, setting in enumerate(settings):
-        servers.setdefault(json.dumps(setting.server | (server or {})), []).append(index)
-    streams = [stream_of(setting, tokens[setting.batch], index) for index, setting in enumerate(settings)]
+    engines: dict[str, list[int]] = {}
+    for index, run in enumerate(runs):
+        engines.setdefault(run.engine, []).append(index)
+    streams = [run.stream(index) for index, run in enumerate(runs)]
 
-    def serve(configuration: str) -> list[Drawn]:
-        members = servers[configuration]
-        chosen = [streams[index] for index in members]
-        return draw(EngineJob(json.loads(configuration), 1 + members[0], chosen, planted), timeout)
+    def serve(engine: str) -> list[Drawn]:
+        server, planted = json.loads(engine)
+        members = engines[engine]
+        return draw(EngineJob(server, 1 + members[0], [streams[index] for index in members], planted), timeout)
 
-    def work(configuration: str) -> float:
-        return sum(tokens[settings[index].batch] / settings[index].batch for index in servers[configuration])
+    def work(engine: str) -> float:
+        return sum(runs[index].tokens * SECONDS[runs[index].setting.batch] for index in engines[engine])
 
-    order = sorted(servers, key=work, reverse=True)  # the longest first, so that the two engines end together
+    order = sorted(engines, key=work, reverse=True)  # the longest first, so that the two lanes end together
     with ThreadPoolExecutor(TOGETHER) as pool:
         answers = list(pool.map(serve, order))
     drawn: dict[int, Drawn] = {}
-    for configuration, results in zip(order, answers, strict=True):
-        drawn |= dict(zip(servers[configuration], results, strict=True))
+    for engine, results in zip(order, answers, strict=True):
+        drawn |= dict(zip(engines[engine], results, strict=True))
     reference = Reference(PAIR / "target")
-    return {
-        str(setting): (evidence(reference, streams[index], drawn[index]), drawn[index])
-        for index, setting in enumerate(settings)
-    }
+    return [(evidence(reference, stream, drawn[index]), drawn[index]) for index, stream in enumerate(streams)]

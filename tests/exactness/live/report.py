@@ -18,14 +18,14 @@ def rows(judged: Sequence[Judged]) -> list[dict[str, Any]]:
 
 def _statistic(line: Line) -> str:
     test = line["tests"][line["cells"]]
-    return f"{line['cells']}: {test['statistic']:.1f} ({test['dof']})"
+    return f"{line['cells']}: χ² {test['statistic']:.1f} ({test['dof']})"
 
 
 COLUMNS: dict[str, Callable[[Line], str]] = {
     "setting": lambda line: line["setting"],
-    "tokens": lambda line: f"{line['tokens']:,}",
+    "samples": lambda line: f"{line['tokens']:,}",
     "drafts accepted": lambda line: f"{line['accepted']:,} of {line['proposed']:,}",
-    "chi-square (dof)": _statistic,
+    "statistic (dof)": _statistic,
     "p": lambda line: f"{line['p']:.2g}",
     "power": lambda line: f"{line['power']:.2f}",
     "verdict": lambda line: line["verdict"],
