@@ -49,8 +49,8 @@ def main() -> int:
     return {"measured": 0, "inconclusive": EXIT_INCONCLUSIVE}.get(payload["verdict"], EXIT_FAILED)
 
 
-def parse_options() -> argparse.Namespace:
-    """The command line."""
+def parse_options(**defaults: Any) -> argparse.Namespace:
+    """The command line; `defaults` replace those below, for a script that asks its own question with these means."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--arm", action="append", help=f"{', '.join(KNOWN_ARMS)}, or name='flags of serve'; the first is the baseline")
@@ -72,6 +72,7 @@ def parse_options() -> argparse.Namespace:
     add("--seed", type=int, default=0, help="order of the prompts")
     add("--name", default="serving", help="of the files with the results")
     add("--results", type=Path, default=Path(__file__).parent / "results")
+    parser.set_defaults(**defaults)
     options = parser.parse_args()
     options.temperature = options.temperature or ([0.0, 1.0] if options.accept_only else [0.0])
     if len(options.temperature) > 1 and not options.accept_only:

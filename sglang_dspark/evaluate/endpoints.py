@@ -85,6 +85,12 @@ def server_info(base_url: str) -> dict[str, Any]:
     return info
 
 
+def dspark_state(base_url: str) -> dict[str, dict[str, Any]]:
+    """What each rank's scheduler last said of itself, by rank; empty before the first round."""
+    state: dict[str, dict[str, Any]] = _get(base_url, "/dspark/state").json()
+    return state
+
+
 def metrics(base_url: str) -> dict[str, float]:
     """Every sample of `/metrics`, summed over its labels. The server needs `--enable-metrics`."""
     totals: dict[str, float] = {}

@@ -81,6 +81,18 @@ def paired_ratio(
     return Interval(*(float(np.exp(edge)) for edge in (logs.value, logs.low, logs.high)))
 
 
+def geometric_mean(values: Floats) -> float:
+    """Geometric mean of positive values.
+
+    Raises:
+        ValueError: a value is not positive and finite.
+    """
+    positive = _finite(values, "values")
+    if positive.min() <= 0:
+        raise ValueError("geometric_mean needs positive values")
+    return float(np.exp(np.log(positive).mean()))
+
+
 def mean_accept_length(total_tokens: int, total_rounds: int) -> float:
     """Tokens that verification emitted per request and round, the bonus token counted.
 

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from sglang_dspark.evaluate.endpoints import dspark_state
 from sglang_dspark.evaluate.equality import EqualityReport
 from sglang_dspark.evaluate.load import Request, Result, run_load
 from sglang_dspark.evaluate.rounds import RoundLog
@@ -41,7 +42,7 @@ def scheduled(serve: Any, table: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def state_of(server: ServerProcess) -> dict[str, Any]:
-    (state,) = httpx.get(f"{server.base_url}/dspark/state", timeout=30).raise_for_status().json().values()
+    (state,) = dspark_state(server.base_url).values()
     return state
 
 
