@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -86,9 +87,11 @@ class Planner:
             context: committed KV tokens of all of them.
             free: part of the KV pool that is free or could be.
         """
+        entered = time.perf_counter()
         self._close_running(reqs)
         most = self._watch.most(free)
         plan = Round(
+            started=entered,
             requests=list(reqs),
             context=context,
             mode=f"fixed{self._length}",
@@ -112,6 +115,7 @@ class Planner:
             plan.mode = "sweep" if self._sweep is not None else "none"
             plan.explored[:] = False
         self._running = plan
+        plan.mark("plan")
         return plan
 
     def lengths(self, plan: Round, block: DraftBlock) -> list[int]:

@@ -56,8 +56,11 @@ class Round:
     parts: dict[str, float] = field(default_factory=dict)
     at: float = field(default_factory=time.time)
     started: float = field(default_factory=time.perf_counter)
-    _marked: float = field(default_factory=time.perf_counter)
+    _marked: float = field(init=False)
     _counts: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self._marked = self.started
 
     def mark(self, part: str) -> None:
         """`part` ended now. Says what the host spent, which on a GPU is not what the device did."""

@@ -75,7 +75,7 @@ class DSparkWorker(DSparkWorkerV2):
 
     @property
     def carries_confidence(self) -> bool:
-        # The relay between rounds serves lagged budgets only; no policy of ours reads one yet.
+        # The relay between rounds serves the engine's budgets; our planner keeps the confidences it needs.
         return bool(super().carries_confidence and self._not_covered)
 
     def get_confidence_budget_prepare(self) -> Any:
@@ -94,6 +94,8 @@ class DSparkWorker(DSparkWorkerV2):
         reasons = self._not_covered or coverage.batch_reasons(batch, coordination_plan)
         if reasons:
             self._say_once("engine's own round: " + "; ".join(reasons))
+            if not self._not_covered:
+                self._planner.interrupt()
             return super()._forward_decode(batch, on_publish, grammar_barrier, coordination_plan)
 
         sampling_info, prefix_lens = batch.sampling_info, batch.seq_lens
