@@ -31,7 +31,7 @@ unit: $(VENV)/.dev setup
 	$(PY) -m pytest -n $(JOBS) --dist loadgroup -m "not e2e and not engine" $(ARGS)
 
 e2e: $(VENV)/.dev setup
-	$(PY) -m pytest -n $(JOBS) --dist loadgroup -m "e2e or engine" $(ARGS)
+	$(PY) -m pytest -m "e2e or engine" $(ARGS)
 
 exact: $(VENV)/.dev setup
 	$(PY) -m pytest tests/exactness -n $(JOBS) -m "(exact or not exact) and not engine" --exactness-report $(EXACT)

@@ -28,8 +28,6 @@ DOUBT = 0.10
 # The same where nothing was measured: a mode whose neighbours were, and one of the landmarks (no drafting, ℓ = 1,
 # ℓ = γ, the scheduler), which a table of another machine can have wrong by this factor.
 DOUBT_BETWEEN, DOUBT_LANDMARK = 0.25, 2.0
-# Rounds between probes while a landmark is still to be measured.
-FIRST_PAUSE = 8
 # Correction of a predicted time, at most this factor either way.
 MOST_CORRECTION = 8.0
 # Tokens of earlier rounds count for less: half after about 350. So many rounds of one request are taken to have come
@@ -165,7 +163,7 @@ class Guard:
         first = doubt[candidate] == DOUBT_LANDMARK
         if candidate == best or not np.isfinite(hopes[candidate]):
             return best
-        if not blind and region.since_probe < (FIRST_PAUSE if first else region.pause):
+        if not blind and region.since_probe < (SHORTEST_PAUSE if first else region.pause):
             return best
         region.since_probe = 0
         if not first:
