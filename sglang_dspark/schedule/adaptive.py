@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from sglang_dspark.ops.schedule import best_budget, causal_scan, lagged_topk
 from sglang_dspark.schedule import policies
-from sglang_dspark.schedule.forecast import Forecast, RoundCost, Traffic
+from sglang_dspark.schedule.forecast import LAG, Forecast, RoundCost, Traffic
 from sglang_dspark.schedule.guard import Guard
 from sglang_dspark.schedule.survival import FloatArray, IntArray
 
@@ -22,8 +22,6 @@ Scheduler = Literal["causal", "lagged"]
 
 # Rounds a forecast is used for while the batch stays the same.
 _REFRESH = 16
-# A confidence that is a round older than the last is what an overlapped engine can have when it plans.
-_LAG = 2
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,7 @@ class Adaptive:
         if confidence is not None:
             self.traffic.saw(confidence, lengths, accepted)
             if self._scheduler == "lagged":
-                kept = {r: [*self._old.get(r, [])[1 - _LAG :], c] for r, c in zip(requests, confidence, strict=True)}
+                kept = {r: [*self._old.get(r, [])[1 - LAG :], c] for r, c in zip(requests, confidence, strict=True)}
                 self._old = kept
         if decision.forecast is not None:
             times = None if seconds is None else (decision.predicted(count + int(lengths.sum())), seconds)

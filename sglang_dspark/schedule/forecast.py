@@ -17,6 +17,8 @@ from sglang_dspark.schedule.survival import FloatArray, IntArray, survival
 
 # Rows of confidences that are remembered: enough for a mean within a few percent, few enough to follow the traffic.
 ROWS = 192
+# A confidence that is a round older than the last is what an overlapped engine can have when it plans.
+LAG = 2
 # Survival by position that a server starts with, before it has drafted anything: a middling draft.
 PRIOR_CONFIDENCE = 0.6
 
@@ -95,8 +97,8 @@ class Traffic:
         """Of `requests` requests that are like the recent ones, with `context` KV tokens together.
 
         Args:
-            crosses: whether the scheduler finds the best budget past steps of the cost curve (the lagged one does), or
-                stops where one more token does not pay.
+            crosses: whether the scheduler finds the best budget past steps of the cost curve, for confidences that are
+                two rounds old (the lagged one), or stops where one more token does not pay.
         """
         gamma = self._gamma
         times = cost.round_seconds(requests, context, gamma)
@@ -125,7 +127,8 @@ def _scheduled(a: FloatArray, seconds: FloatArray, crosses: bool) -> tuple[IntAr
     tokens = requests + np.concatenate([np.zeros((batches, 1)), np.cumsum(best_first, axis=1)], axis=1)
     rates = tokens / seconds[requests : requests * (1 + gamma) + 1]
     if crosses:
-        budgets = np.argmax(rates, axis=1)
+        # Two rounds old when it is used, as the rows are dealt in the order they came.
+        budgets = np.roll(np.argmax(rates, axis=1), LAG)
     else:
         stops = np.append(rates[:, 1:] <= rates[:, :-1], np.ones((batches, 1), dtype=bool), axis=1)
         budgets = np.argmax(stops, axis=1)

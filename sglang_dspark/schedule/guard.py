@@ -23,6 +23,8 @@ PROBE_ROUNDS = 3
 SHORTEST_PAUSE, LONGEST_PAUSE = 24, 768
 # Without drafts nothing is learned about the traffic, so that mode is left for a look now and then whatever it seems.
 LONGEST_BLIND = 256
+# Requests such a look must see: confidences of a few say little, and what was seen before it may be as unlucky.
+LOOK_REQUESTS = 48
 # How far off a mode's rate may be, as a fraction, when one round measured it; shrinks with the square root of rounds.
 DOUBT = 0.10
 # The same where nothing was measured: a mode whose neighbours were, and one of the landmarks (no drafting, ℓ = 1,
@@ -99,7 +101,7 @@ class Guard:
             # A probe that changed the mode was worth it, and so may be the next.
             region.mode, region.pause, region.since_probe = best, SHORTEST_PAUSE, 0
             region.probing = None
-        chosen = self._probe(region, value, best)
+        chosen = self._probe(region, requests, value, best)
         region.since_draft = 0 if chosen > 0 else region.since_draft + 1
         return chosen
 
@@ -112,8 +114,11 @@ class Guard:
             times: predicted for what it verified, and real, whole, in seconds; None where it was not timed.
         """
         region = self._region(requests)
-        region.tokens[mode] = _MEMORY * region.tokens[mode] + tokens
-        region.expected[mode] = _MEMORY * region.expected[mode] + forecast.tokens[mode]
+        # Every mode forgets, so that one that was unlucky and is not chosen any more comes back to its forecast.
+        region.tokens *= _MEMORY
+        region.expected *= _MEMORY
+        region.tokens[mode] += tokens
+        region.expected[mode] += forecast.tokens[mode]
         if times is not None and min(times) > 0:
             region.ratios[mode].append(float(np.log(times[1] / times[0])))
 
@@ -147,7 +152,7 @@ class Guard:
         margin = self.min_gain if current in (None, 0) else self.min_gain / 2
         return drafting if value[drafting] > value[0] * (1 + margin) else 0
 
-    def _probe(self, region: _Region, value: FloatArray, best: int) -> int:
+    def _probe(self, region: _Region, requests: int, value: FloatArray, best: int) -> int:
         if region.probing is not None:
             region.probe_left -= 1
             if region.probe_left > 0 and np.isfinite(value[region.probing]):
@@ -169,7 +174,8 @@ class Guard:
         if not first:
             region.pause = min(2 * region.pause, LONGEST_PAUSE)
         self.probes += 1
-        region.probing, region.probe_left = candidate, PROBE_ROUNDS
+        region.probing = candidate
+        region.probe_left = max(PROBE_ROUNDS, LOOK_REQUESTS // requests) if blind else PROBE_ROUNDS
         return candidate
 
     def _doubt(self, region: _Region) -> FloatArray:
