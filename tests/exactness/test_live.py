@@ -37,7 +37,8 @@ def setting_with(**levels: str) -> Setting:
 HONEST = [Run(setting, SHORT[setting.batch]) for setting in SHORT_SETTINGS]
 PLANTED = {
     "peeking schedule": Run(setting_with(), 24_000, "peeking schedule"),
-    "stale penalties": Run(setting_with(penalty="presence+frequency"), 24_000, "stale penalties"),
+    # Cold, because a penalty is then worth more than at T = 1.
+    "stale penalties": Run(setting_with(penalty="presence+frequency", temperature="T=0.3"), 24_000, "stale penalties"),
 }
 # An engine that drafts nothing is lossless, which shows nothing about speculation.
 UNDRAFTED = Run(setting_with(), 2_000, server={"policy": "fixed", "verify_length": 0})

@@ -80,8 +80,8 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_batches() -> list[list[list[int]]]:
     """Several lengths at once (the longest is prefilled in chunks), then one that shares most of its prompt."""
-    torch.manual_seed(3)
-    first = [torch.randint(3, VOCABULARY - 2, (n,)).tolist() for n in (3, 17, 40, 1, 150, 5)]
+    random = torch.Generator().manual_seed(3)  # its own: engines are started from several threads
+    first = [torch.randint(3, VOCABULARY - 2, (n,), generator=random).tolist() for n in (3, 17, 40, 1, 150, 5)]
     return [first, [[*first[4][:120], 5, 6, 7]], [first[2]]]
 
 
