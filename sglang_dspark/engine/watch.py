@@ -150,7 +150,7 @@ class Watch:
                 "probes": guard.probes,
                 "changes": guard.changes,
                 "slo_met": guard.slo_met,
-                "acceptance_over_predicted": adaptive.traffic.optimism,
+                "acceptance_over_predicted": adaptive.traffic.optimism.tolist(),
             }
         return state
 

@@ -21,6 +21,8 @@ ROWS = 192
 LAG = 2
 # Survival by position that a server starts with, before it has drafted anything: a middling draft.
 PRIOR_CONFIDENCE = 0.6
+# Tokens that count as predicted rightly: of all positions at the start, of each one always, of all always.
+_PRIOR, _LEAST = 16.0, 4.0
 
 
 class RoundCost(Protocol):
@@ -63,7 +65,8 @@ class Traffic:
         self._gamma = gamma
         self._rows: deque[npt.NDArray[np.float32]] = deque(maxlen=rows)
         # As if a few rows had come out exactly as predicted, so that the first real ones do not swing it.
-        self._predicted = self._accepted = 16.0
+        self._predicted = np.full(gamma, _PRIOR / gamma)
+        self._accepted = self._predicted.copy()
 
     @property
     def known(self) -> bool:
@@ -75,14 +78,19 @@ class Traffic:
         self._rows.extend(confidence)
         a = survival(confidence)
         verified = np.arange(self._gamma) < np.asarray(lengths)[:, None]
+        hit = np.arange(self._gamma) < np.asarray(accepted)[:, None]
         keep = 0.5 ** (len(confidence) / (2 * ROWS))
-        self._predicted = keep * self._predicted + float(a[verified].sum())
-        self._accepted = keep * self._accepted + float(np.sum(accepted))
+        self._predicted = keep * self._predicted + (a * verified).sum(axis=0)
+        self._accepted = keep * self._accepted + hit.sum(axis=0)
 
     @property
-    def optimism(self) -> float:
-        """Accepted over predicted tokens of late, within a factor of 2: corrects what calibration misses."""
-        return float(np.clip((self._accepted + 4.0) / (self._predicted + 4.0), 0.5, 2.0))
+    def optimism(self) -> FloatArray:
+        """`[γ]`, accepted over predicted tokens of late by position, within a factor of 2: what calibration misses.
+
+        Deep positions are accepted too rarely to judge alone; they lean on all of them.
+        """
+        overall = (self._accepted.sum() + _LEAST) / (self._predicted.sum() + _LEAST)
+        return np.clip((self._accepted + _PRIOR * overall) / (self._predicted + _PRIOR), 0.5, 2.0)
 
     @property
     def mean_survival(self) -> FloatArray:
@@ -107,6 +115,8 @@ class Traffic:
         batches = max(1, len(rows) // requests)
         dealt = np.resize(rows, (batches, requests, gamma)).astype(np.float32)
         a = survival(dealt.reshape(-1, gamma)).reshape(dealt.shape) * self.optimism
+        # Corrected by position they may rise, which no survival does.
+        a = np.minimum.accumulate(np.minimum(a, 1.0), axis=2)
         fixed = 1.0 + np.concatenate([np.zeros((batches, requests, 1)), np.cumsum(a, axis=2)], axis=2)
         budgets, scheduled = _scheduled(a, times, crosses)
         seconds = times[requests * np.arange(1, gamma + 2)]

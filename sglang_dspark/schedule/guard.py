@@ -33,8 +33,8 @@ DOUBT_BETWEEN, DOUBT_LANDMARK = 0.25, 2.0
 # Correction of a predicted time, at most this factor either way.
 MOST_CORRECTION = 8.0
 # Tokens of earlier rounds count for less: half after about 350. So many rounds of one request are taken to have come
-# out as forecast before anything did.
-_MEMORY, _PRIOR_TOKENS = 0.998, 100.0
+# out as forecast before anything did: the luck of fewer would tell modes apart that are alike.
+_MEMORY, _PRIOR_TOKENS = 0.998, 1000.0
 # Batch sizes from here on share a region with their neighbours.
 _SMALL = 4
 
