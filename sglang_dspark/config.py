@@ -49,7 +49,7 @@ class DSparkConfig:
         "throughput",
     )
     min_gain: float = _flag("Gain over drafting nothing that drafting must promise, as a fraction.", 0.02)
-    explore: float = _flag("Part of requests and rounds that verify everything, to keep calibration measurable.", 0.01)
+    explore: float = _flag("Part of the rounds that verify everything, to keep calibration measurable.", 0.01)
     verify_length: int | None = _flag("Draft tokens verified per request by the fixed policy (default: gamma).", None)
     survival_threshold: float = _flag("Survival below which the threshold policy stops verifying.", 0.3)
     coupling: Coupling = _flag(

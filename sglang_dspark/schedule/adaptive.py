@@ -30,7 +30,7 @@ class Decision:
 
     Attributes:
         mode: 0..γ: that many draft tokens of every request (0: no draft is run); γ + 1: the scheduler.
-        explored: `[R]` bool, requests that verify everything, drawn by lot.
+        explored: `[R]` bool, requests that verify everything by this choice, made before the draft.
         budget: draft tokens of the lagged scheduler, all requests together; None for the causal one.
         seconds: `[R (1 + γ) + 1]`, predicted time of the round by total of verified tokens.
         undrafted: predicted time of the round without a draft.
@@ -58,7 +58,7 @@ class Adaptive:
         guard: chooses the mode.
         scheduler: `causal` reads this round's confidences as far as it admits; `lagged` sets its budget by those of
             two rounds ago.
-        explore: part of requests and rounds that verify everything, for calibration; drawn before the draft.
+        explore: part of the rounds that verify everything, for calibration; drawn before the draft.
         seed: of that lot; the same on every rank.
         agree: makes the first rank's numbers those of its whole group, which measure times of their own.
     """
@@ -101,10 +101,11 @@ class Adaptive:
         mode = self.guard.choose(count, self.forecast, most)
         if self._agree is not None:
             mode = int(self._agree(np.array([mode], dtype=np.int64))[0])
+        # Whole rounds: a few longer requests in every round would push costs with steps over the next one each time.
+        if self._random.random() < self._explore and mode > 0 and most is None:
+            mode = self._gamma
         # Where everything is verified by the mode, every request shows what a calibration needs.
         explored = np.full(count, mode == self._gamma)
-        if 0 < mode != self._gamma and self._explore > 0 and most is None:
-            explored = self._random.random(count) < self._explore
         budget = None
         if mode == self.guard.adaptive and self._scheduler == "lagged":
             budget = self._lagged_budget(requests, seconds)
@@ -114,15 +115,10 @@ class Adaptive:
     def lengths(self, decision: Decision, confidence: npt.NDArray[np.float32], limits: IntArray) -> IntArray:
         """`[R]` verify lengths, from this round's calibrated confidences `[R, γ]` within `limits` `[R]`."""
         if decision.mode <= self._gamma:
-            return np.where(decision.explored, limits, policies.fixed(decision.mode, limits))
-        # Explored requests are outside the scan; it only counts what they cost.
-        open_ = np.where(decision.explored, 0, limits)
-        aside = int(limits[decision.explored].sum())
+            return policies.fixed(decision.mode, limits)
         if decision.budget is not None:
-            chosen = lagged_topk(confidence, decision.budget, open_)
-        else:
-            chosen = causal_scan(confidence, _shifted(decision.seconds, aside), open_)
-        return np.where(decision.explored, limits, chosen)
+            return lagged_topk(confidence, decision.budget, limits)
+        return causal_scan(confidence, decision.seconds, limits)
 
     def after(
         self,
@@ -150,11 +146,3 @@ class Adaptive:
         old = [self._old[r][0] if r in self._old else expected for r in requests]
         everything = np.full(len(old), self._gamma, dtype=np.int64)
         return best_budget(np.clip(np.array(old), 0.0, 1.0), seconds, everything)
-
-
-def _shifted(seconds: FloatArray, by: int) -> FloatArray:
-    """Times when `by` tokens are verified besides; past the end the last slope goes on."""
-    if by == 0:
-        return seconds
-    slope = seconds[-1] - seconds[-2]
-    return np.concatenate([seconds[by:], seconds[-1] + slope * np.arange(1, by + 1)])

@@ -28,9 +28,9 @@ LOOK_REQUESTS = 48
 # How far off a mode's rate may be, as a fraction, when one round measured it; shrinks with the square root of rounds.
 DOUBT = 0.10
 # The same where nothing was measured: a mode whose neighbours were, and one of the landmarks (no drafting, ℓ = 1,
-# ℓ = γ, the scheduler), which a table of another machine can have wrong by this factor.
-DOUBT_BETWEEN, DOUBT_LANDMARK = 0.25, 2.0
-# Correction of a predicted time, at most this factor either way.
+# ℓ = γ, the scheduler). A table of another machine can have those wrong by any factor, so each is tried once.
+DOUBT_BETWEEN, DOUBT_LANDMARK = 0.25, 1e3
+# Correction of a predicted time: at most this factor either way from what all modes are off by.
 MOST_CORRECTION = 8.0
 # Tokens of earlier rounds count for less: half after about 350. So many rounds of one request are taken to have come
 # out as forecast before anything did: the luck of fewer would tell modes apart that are alike.
@@ -205,7 +205,8 @@ class Guard:
         fixed = np.flatnonzero(drafting[: self.gamma + 1])
         if len(fixed):
             filled[1 : self.gamma + 1] = np.interp(np.arange(1, self.gamma + 1), fixed, measured[fixed])
-        return np.exp(np.clip(filled, -np.log(MOST_CORRECTION), np.log(MOST_CORRECTION)))
+        common = np.median(measured[known])
+        return np.exp(common + np.clip(filled - common, -np.log(MOST_CORRECTION), np.log(MOST_CORRECTION)))
 
     def _region(self, requests: int) -> _Region:
         # Exact for small batches, about two regions to a doubling after that.
