@@ -19,7 +19,9 @@ export OMP_WAIT_POLICY := PASSIVE
 serve: setup
 	$(PY) -m sglang_dspark serve $(ARGS)
 
-test: lint unit e2e
+# What starts engines runs in one process, one after the other, and leaves part of the cores to the unit tests.
+test: lint setup
+	$(PY) -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 lint: $(VENV)/.dev
 	$(PY) -m ruff check .

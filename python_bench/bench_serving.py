@@ -68,6 +68,7 @@ def parse_options(**defaults: Any) -> argparse.Namespace:
     add("--context-length", type=int, default=2048)
     add("--layout", choices=("auto", "side-by-side", "one-at-a-time"), default="auto")
     add("--accept-only", action="store_true", help="accept length per domain of the last arm, nothing else")
+    add("--long-warm-up", action="store_true", help="warm up with a whole run: what adapts has met the load before")
     add("--limit", type=int, help="prompts for --accept-only (default: all)")
     add("--seed", type=int, default=0, help="order of the prompts")
     add("--name", default="serving", help="of the files with the results")
@@ -110,6 +111,8 @@ def serving(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
             bar.set_description(f"{arm.name}, {concurrency} users, repetition {repetition + 1}")
             cell = requests[: counts[concurrency]]
             if repetition == 0 or not servers.side_by_side:
+                if options.long_warm_up:
+                    run_load(server.base_url, cell, concurrency)
                 warm_up(server.base_url, cell[:concurrency], concurrency)
             flush_cache(server.base_url)
             run = run_load(server.base_url, cell, concurrency, on_result=lambda _: bar.update())

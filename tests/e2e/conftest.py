@@ -39,14 +39,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--serve-flags", default="", help="flags of serve for every server of the end-to-end tests")
 
 
-@pytest.hookimpl(tryfirst=True)  # before the groups are read
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under `-n`, what shares servers stays in one process."""
-    for item in items:
-        if item.get_closest_marker("e2e"):
-            item.add_marker(pytest.mark.xdist_group("servers"))
-
-
 @pytest.fixture(scope="session")
 def serve(request: pytest.FixtureRequest) -> Serve:
     """A server, not yet started, with the small limits of these tests and `*flags`."""

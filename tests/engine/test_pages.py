@@ -15,7 +15,7 @@ import torch
 from engine_process import Answer, Job, run_engine
 from kv_watch import WATCH, notes
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("pages")]
+pytestmark = pytest.mark.engine
 transformers = pytest.importorskip("transformers")
 
 PAIR = Path(__file__).parents[1] / "exactness" / "live" / "pair"

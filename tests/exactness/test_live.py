@@ -15,7 +15,7 @@ from live.check import Judged, judge
 from live.experiment import PREFIX, Run, draw_all
 from live.settings import FACTORS, Setting, covering_array, every_level
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("live")]
+pytestmark = pytest.mark.engine
 
 SETTINGS = covering_array()
 SHORT_SETTINGS = every_level(SETTINGS)
@@ -38,7 +38,7 @@ HONEST = [Run(setting, SHORT[setting.batch]) for setting in SHORT_SETTINGS]
 PLANTED = {
     "peeking schedule": Run(setting_with(), 24_000, "peeking schedule"),
     # Cold, because a penalty is then worth more than at T = 1.
-    "stale penalties": Run(setting_with(penalty="presence+frequency", temperature="T=0.3"), 24_000, "stale penalties"),
+    "stale penalties": Run(setting_with(penalty="presence+frequency", temperature="T=0.3"), 8_000, "stale penalties"),
 }
 # An engine that drafts nothing is lossless, which shows nothing about speculation.
 UNDRAFTED = Run(setting_with(), 2_000, server={"policy": "fixed", "verify_length": 0})

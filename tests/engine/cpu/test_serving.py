@@ -14,7 +14,7 @@ import pytest
 import torch
 from engine_process import Answer, Job, run_engine
 
-pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("serving")]
+pytestmark = pytest.mark.engine
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("sglang")
 
