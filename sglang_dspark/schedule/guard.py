@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Literal
 
 import numpy as np
@@ -41,9 +42,14 @@ _SMALL = 4
 
 @dataclass
 class _Region:
-    """What was measured at about one batch size, by mode: log of real over predicted time, tokens, their forecast."""
+    """What was measured at about one batch size, by mode: log of real over predicted time, tokens, their forecast.
+
+    `measured` holds the medians of `ratios`, `corrections` what follows from them for every mode.
+    """
 
     ratios: list[deque[float]]
+    measured: FloatArray
+    corrections: FloatArray
     tokens: FloatArray
     expected: FloatArray
     mode: int | None = None
@@ -121,6 +127,8 @@ class Guard:
         region.expected[mode] += forecast.tokens[mode]
         if times is not None and min(times) > 0:
             region.ratios[mode].append(float(np.log(times[1] / times[0])))
+            region.measured[mode] = median(region.ratios[mode])
+            region.corrections = self._corrections(region.measured)
 
     def rates(self, requests: int, forecast: Forecast) -> FloatArray:
         """`[γ + 2]` tokens a second of each mode, corrected by what was measured."""
@@ -129,7 +137,7 @@ class Guard:
 
     def correction(self, requests: int, mode: int) -> float:
         """Real over predicted time of a mode, 1 where nothing was measured."""
-        return float(self._corrections(self._region(requests))[mode])
+        return float(self._region(requests).corrections[mode])
 
     def _value(self, forecast: Forecast, region: _Region, requests: int) -> FloatArray:
         seconds = self._seconds(forecast, region)
@@ -191,27 +199,31 @@ class Guard:
         return forecast.tokens * np.clip((region.tokens + prior) / (region.expected + prior), 0.5, 1.5)
 
     def _seconds(self, forecast: Forecast, region: _Region) -> FloatArray:
-        return forecast.seconds * self._corrections(region)
+        return forecast.seconds * region.corrections
 
-    def _corrections(self, region: _Region) -> FloatArray:
-        measured = np.array([float(np.median(ratios)) if ratios else np.nan for ratios in region.ratios])
+    def _corrections(self, measured: FloatArray) -> FloatArray:
+        """What to multiply predicted times by, from logs that are NaN where a mode was not measured."""
         known = ~np.isnan(measured)
-        if not known.any():
-            return np.ones(len(measured))
+        logs = measured[known].tolist()
         # What was not tried is off by as much as its neighbours: drafting modes share the draft's error.
-        drafting = known.copy()
-        drafting[0] = False
-        filled = np.where(known, measured, np.median(measured[drafting if drafting.any() else known]))
-        fixed = np.flatnonzero(drafting[: self.gamma + 1])
+        fixed = np.flatnonzero(known[1 : self.gamma + 1]) + 1
+        drafting = measured[1:][known[1:]].tolist()
+        filled = np.where(known, measured, median(drafting or logs))
         if len(fixed):
             filled[1 : self.gamma + 1] = np.interp(np.arange(1, self.gamma + 1), fixed, measured[fixed])
-        common = np.median(measured[known])
-        return np.exp(common + np.clip(filled - common, -np.log(MOST_CORRECTION), np.log(MOST_CORRECTION)))
+        common, most = median(logs), np.log(MOST_CORRECTION)
+        return np.asarray(np.exp(common + np.minimum(np.maximum(filled - common, -most), most)))
 
     def _region(self, requests: int) -> _Region:
         # Exact for small batches, about two regions to a doubling after that.
         key = requests if requests <= _SMALL else _SMALL + round(2 * np.log2(requests / _SMALL))
         if key not in self._regions:
             modes = self.gamma + 2
-            self._regions[key] = _Region([deque(maxlen=15) for _ in range(modes)], np.zeros(modes), np.zeros(modes))
+            self._regions[key] = _Region(
+                ratios=[deque(maxlen=15) for _ in range(modes)],
+                measured=np.full(modes, np.nan),
+                corrections=np.ones(modes),
+                tokens=np.zeros(modes),
+                expected=np.zeros(modes),
+            )
         return self._regions[key]
