@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import bench_serving
@@ -33,7 +34,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        gamma = check_scheduled(options)
+        gamma = int(scheduled_state(options)["gamma"])
         lengths = sorted({1, 2, 3, gamma} & set(range(1, gamma + 1)))
         fixed = [f"l{n}=--dspark-verify-length {n}" for n in lengths]
         options.arm = ["plain", *fixed, f"{DEFAULT}="]
@@ -47,7 +48,7 @@ def main() -> int:
     found = [point for name, payload in mixes.items() for point in points(name, payload)]
     judged = judge(found)
     text = "\n\n".join(
-        [table(found, judged), *(f"## {name}\n\n{markdown(payload)}" for name, payload in mixes.items())]
+        [table(found), verdict(judged), *(f"## {name}\n\n{markdown(payload)}" for name, payload in mixes.items())]
     )
     payload = {"points": found, "judged": judged, "mixes": mixes}
     path = write_results(options.name, payload, options.results)
@@ -64,8 +65,8 @@ def parse_options() -> argparse.Namespace:
     )  # fmt: skip
 
 
-def check_scheduled(options: argparse.Namespace) -> int:
-    """γ of the pair that is served.
+def scheduled_state(options: argparse.Namespace) -> dict[str, Any]:
+    """What a server started like the default arm says about itself.
 
     Raises:
         DSparkError: the server schedules nothing.
@@ -78,11 +79,16 @@ def check_scheduled(options: argparse.Namespace) -> int:
             f"the server runs the policy {state['policy']!r}: no profile fits it. Measure one with "
             "python -m sglang_dspark profile and the flags of --serve-flags"
         )
-    return int(state["gamma"])
+    return dict(state)
 
 
-def points(mix: str, payload: dict[str, Any]) -> list[dict[str, Any]]:
-    """The default arm against the best fixed one at every load."""
+def points(mix: str, payload: dict[str, Any], scheduled: Sequence[str] = (DEFAULT,)) -> list[dict[str, Any]]:
+    """Every scheduled arm against the best of the others, at every load."""
+    return [point for arm in scheduled for point in points_of(arm, mix, payload, scheduled)]
+
+
+def points_of(mine: str, mix: str, payload: dict[str, Any], scheduled: Sequence[str]) -> list[dict[str, Any]]:
+    """One scheduled arm."""
     cells = payload["cells"]
     found = []
     for users in dict.fromkeys(cell["concurrency"] for cell in cells):
@@ -91,13 +97,14 @@ def points(mix: str, payload: dict[str, Any]) -> list[dict[str, Any]]:
         for cell in sorted(cells, key=lambda c: c["repetition"]):
             if cell["concurrency"] == users:
                 speeds.setdefault(cell["arm"], []).append(cell["output_tokens_per_second"])
-                if cell["arm"] == DEFAULT:
+                if cell["arm"] == mine:
                     verified.append(cell["verified_per_round"] or 1.0)
-        ratios = {arm: paired_ratio(speeds[DEFAULT], base) for arm, base in speeds.items() if arm != DEFAULT}
+        ratios = {arm: paired_ratio(speeds[mine], base) for arm, base in speeds.items() if arm not in scheduled}
         best = min(ratios, key=lambda arm: ratios[arm].value)
         found.append(
             {
                 "mix": mix,
+                "arm": mine,
                 "users": users,
                 "best_arm": best,
                 "ratio": vars(ratios[best]),
@@ -111,29 +118,36 @@ def points(mix: str, payload: dict[str, Any]) -> list[dict[str, Any]]:
 def judge(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Over all points: never significantly below 0.99 of the best arm, and budgets that follow the load."""
     ratios = [Interval(**point["ratio"]) for point in found]
-    correlation = spearmanr([p["users"] for p in found], [p["budget"] for p in found]).statistic
+    correlations = []
+    for mix in dict.fromkeys(p["mix"] for p in found):
+        mine = [p for p in found if p["mix"] == mix]
+        correlations.append(float(spearmanr([p["users"] for p in mine], [p["budget"] for p in mine]).statistic))
     return {
         "never_slower": all(ratio.high >= 0.99 and ratio.low >= 0.96 for ratio in ratios),
         "geometric_mean": geometric_mean([ratio.value for ratio in ratios]),
         "best_gain": max(ratio.value for ratio in ratios),
-        "correlation_of_budget_with_load": float(correlation),
+        "correlation_of_budget_with_load": max(correlations),
     }
 
 
-def table(found: list[dict[str, Any]], judged: dict[str, Any]) -> str:
-    """Points and verdict as Markdown."""
-    lines = ["| mix | users | best other arm | default / best | draft tokens verified |", "|:--|--:|:--|:--|--:|"]
+def table(found: list[dict[str, Any]]) -> str:
+    """Points as Markdown."""
+    lines = ["| mix | arm | users | best other arm | arm / best | draft tokens verified |", "|:--|:--|--:|:--|:--|--:|"]
     lines += [
-        f"| {p['mix']} | {p['users']} | {p['best_arm']} | {Interval(**p['ratio']).format()} | {p['budget']:.2f} |"
+        f"| {p['mix']} | {p['arm']} | {p['users']} | {p['best_arm']} | {Interval(**p['ratio']).format()} "
+        f"| {p['budget']:.2f} |"
         for p in found
     ]
-    lines += [
-        "",
+    return "\n".join(lines)
+
+
+def verdict(judged: dict[str, Any]) -> str:
+    """The judgement in a sentence."""
+    return (
         f"{'Never' if judged['never_slower'] else 'Somewhere'} slower than the best fixed choice; geometric mean "
         f"{judged['geometric_mean']:.3f}, best point {judged['best_gain']:.3f}, rank correlation of budget and load "
-        f"{judged['correlation_of_budget_with_load']:.2f}.",
-    ]
-    return "\n".join(lines)
+        f"{judged['correlation_of_budget_with_load']:.2f}."
+    )
 
 
 if __name__ == "__main__":
