@@ -60,8 +60,8 @@ def main() -> int:
 def parse_options() -> argparse.Namespace:
     """The command line of `bench_serving`, with the settings of this comparison."""
     return bench_serving.parse_options(
-        repetitions=8, requests_per_user=1, min_requests=4, max_new_tokens=64, max_total_tokens=12288, name="schedule",
-        long_warm_up=True,
+        repetitions=8, requests_per_user=1, min_requests=8, max_new_tokens=64, max_total_tokens=12288, name="schedule",
+        long_warm_up=True, steady_seconds=6.0,
     )  # fmt: skip
 
 

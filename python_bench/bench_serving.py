@@ -25,9 +25,10 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluate.accept import measure_accept
 from sglang_dspark.evaluate.arms import KNOWN_ARMS, Arm, ArmServers, parse_arm
 from sglang_dspark.evaluate.endpoints import flush_cache, server_info, wait_idle
-from sglang_dspark.evaluate.load import Request, Result, run_load
+from sglang_dspark.evaluate.load import LoadRun, Request, Result, run_load
 from sglang_dspark.evaluate.prompts import Prompt, apply_chat, load_prompts, load_tokenizer
 from sglang_dspark.evaluate.server import ServerProcess
+from sglang_dspark.evaluate.steady import steady_load
 from sglang_dspark.evaluate.summary import summarise
 
 EXIT_FAILED, EXIT_INCONCLUSIVE = 1, 2
@@ -58,6 +59,7 @@ def parse_options(**defaults: Any) -> argparse.Namespace:
     add("--prompts", help="JSONL with id, domain, prompt (default: the package's own)")
     add("--domains", nargs="+", help="keep these domains only")
     add("--concurrency", type=int, nargs="+", default=[1, 4, 16, 32])
+    add("--steady-seconds", type=float, help="keep the users busy for so long, instead of a list of requests")
     add("--requests-per-user", type=int, default=2, help="requests of a run: this times its concurrency, ...")
     add("--min-requests", type=int, default=12, help="... but at least this many")
     add("--repetitions", type=int, default=3)
@@ -111,23 +113,39 @@ def serving(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
             bar.set_description(f"{arm.name}, {concurrency} users, repetition {repetition + 1}")
             cell = requests[: counts[concurrency]]
             if repetition == 0 or not servers.side_by_side:
-                if options.long_warm_up:
-                    run_load(server.base_url, cell, concurrency)
-                warm_up(server.base_url, cell[:concurrency], concurrency)
+                warm_up(server.base_url, cell, concurrency, options.long_warm_up)
             flush_cache(server.base_url)
-            run = run_load(server.base_url, cell, concurrency, on_result=lambda _: bar.update())
-            for failed in run.errors[:3]:
+            figures, results = measure(server.base_url, cell, concurrency, options.steady_seconds)
+            bar.update(len(cell))
+            for failed in [result for result in results if result.error is not None][:3]:
                 tqdm.write(f"{arm.name}: request {failed.id} failed: {failed.error}")
-            figures = summarise(run).as_json()
             cells.append({"arm": arm.name, "concurrency": concurrency, "repetition": repetition, **figures})
-            outputs[arm.name, concurrency, repetition] = run.results
+            outputs[arm.name, concurrency, repetition] = results
     payload = {
         "settings": settings(options) | {"layout": "side-by-side" if servers.side_by_side else "one-at-a-time"},
         "arms": about,
         "cells": cells,
-        **compare([arm.name for arm in arms], about, cells, outputs, options.temperature[0]),
+        **compare([arm.name for arm in arms], about, cells, outputs, same_answers(options)),
     }
     return payload, markdown(payload)
+
+
+def same_answers(options: argparse.Namespace) -> bool:
+    """Answers that were cut off at some time are not the same in two arms, and sampled ones need not be."""
+    return options.temperature[0] == 0 and options.steady_seconds is None
+
+
+def measure(
+    base_url: str, requests: list[Request], users: int, steady_seconds: float | None
+) -> tuple[dict[str, Any], list[Result]]:
+    """Figures and results of one run: the list of requests, or as many as fit into a time."""
+    if steady_seconds is None:
+        run = run_load(base_url, requests, users)
+        return summarise(run).as_json(), run.results
+    steady = steady_load(base_url, requests, users, steady_seconds)
+    wait_idle(base_url)
+    figures = summarise(LoadRun(steady.results, steady.end - steady.begin)).as_json()
+    return figures | {"output_tokens_per_second": steady.tokens_per_second}, steady.results
 
 
 def schedule(arms: list[Arm], options: argparse.Namespace, side_by_side: bool) -> Iterator[tuple[Arm, int, int]]:
@@ -203,10 +221,10 @@ def served_tokenizer(server: ServerProcess) -> Any:
     return load_tokenizer(server_info(server.base_url)["tokenizer_path"])
 
 
-def warm_up(base_url: str, requests: list[Request], concurrency: int) -> None:
-    """First steps at this batch size: lazy initialisation belongs to no measurement."""
-    short = [Request(r.id, r.domain, r.input_ids, {**r.sampling, "max_new_tokens": 8}) for r in requests]
-    run_load(base_url, short, concurrency)
+def warm_up(base_url: str, requests: list[Request], concurrency: int, whole: bool) -> None:
+    """First steps at this batch size belong to no measurement. `whole`: a run like those timed."""
+    short = [Request(r.id, r.domain, r.input_ids, {**r.sampling, "max_new_tokens": 8}) for r in requests[:concurrency]]
+    run_load(base_url, requests if whole else short, concurrency)
     wait_idle(base_url)
 
 

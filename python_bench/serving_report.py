@@ -19,7 +19,7 @@ def compare(
     about: dict[str, dict[str, Any]],
     cells: Sequence[dict[str, Any]],
     outputs: Outputs,
-    temperature: float,
+    same_answers: bool,
 ) -> dict[str, Any]:
     """Ratios to the first arm, agreement of the outputs, accept length per domain, and the verdict.
 
@@ -27,7 +27,7 @@ def compare(
         about: by arm; `speculates` says whether draft tokens are expected.
         cells: one record per arm, concurrency and repetition.
         outputs: the same runs' results.
-        temperature: outputs are compared at 0 only.
+        same_answers: the arms should have given the same answers, at T = 0 and to the end.
     """
     rows = []
     for concurrency in dict.fromkeys(cell["concurrency"] for cell in cells):
@@ -41,7 +41,7 @@ def compare(
                     "failed": sum(cell["failed"] for cell in mine),
                     "throughput_ratio": _ratio(mine, base, "output_tokens_per_second"),
                     "user_speed_ratio": _ratio(mine, base, "user_tokens_per_second"),
-                    "identical": _identical(outputs, arm, arms[0], concurrency) if temperature == 0 else None,
+                    "identical": _identical(outputs, arm, arms[0], concurrency) if same_answers else None,
                 }
             )
     domains = {}
@@ -80,8 +80,10 @@ def markdown(payload: dict[str, Any]) -> str:
             f"| {'' if same is None else f'{same[0]} of {same[1]}'} |"
         )
     settings = payload["settings"]
+    steady = settings.get("steady_seconds")
+    kept = "" if steady is None else f"users kept busy for {steady:g} s, "
     note = (
-        f"T = {settings['temperature'][0]:g}, at most {settings['max_new_tokens']} new tokens, "
+        f"T = {settings['temperature'][0]:g}, {kept}at most {settings['max_new_tokens']} new tokens, "
         f"{settings['repetitions']} repetitions, servers {settings['layout']}. Medians over repetitions; ratios are "
         "geometric means over pairs of repetitions with a 95 % bootstrap interval. "
         f"Verdict: {payload['verdict']}."

@@ -82,7 +82,7 @@ def comparison(drafted: int, failed: int = 0, ids: tuple[int, ...] = (1, 2, 3)) 
     cells += [cell("dspark", i, 15.0 * (i + 1), drafted, failed) for i in reversed(range(3))]
     outputs = {("plain", 1, i): [answer([1, 2, 3])] for i in range(3)}
     outputs |= {("dspark", 1, i): [answer(list(ids), drafted)] for i in range(3)}
-    return compare(["plain", "dspark"], ABOUT, cells, outputs, temperature=0)
+    return compare(["plain", "dspark"], ABOUT, cells, outputs, same_answers=True)
 
 
 def test_ratios_pair_repetitions() -> None:
