@@ -34,6 +34,8 @@ class SweepPoint:
 class Sweep:
     """Deals out the points for the batch sizes that come along, each point once before any comes again.
 
+    The round that skips its draft comes twice: one kind among many, and what all the others are compared with.
+
     Args:
         gamma: most draft tokens of a request.
         seed: of the order, which must not repeat a pattern that something else in the machine has.
@@ -51,7 +53,8 @@ class Sweep:
         """The point of the next round with `requests` requests, at least 1."""
         waiting = self._waiting.setdefault(requests, [])
         if not waiting:
-            waiting += points(requests, self.gamma)
+            all_points = points(requests, self.gamma)
+            waiting += [*all_points, all_points[0]]
             self._random.shuffle(waiting)
         return waiting.pop()
 
