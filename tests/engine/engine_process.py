@@ -41,14 +41,16 @@ class Job:
     Attributes:
         flags: of the engine, on top of `CPU_FLAGS`.
         batches: each a list of prompts (token ids) sent together, one batch after the other.
-        new_tokens: generated for each prompt, greedily, end-of-sequence ignored.
+        new_tokens: generated for each prompt, end-of-sequence ignored.
         environment: variables of the process.
+        sampling: further sampling parameters; greedy without any.
     """
 
     flags: dict[str, Any]
     batches: list[list[list[int]]]
     new_tokens: int
     environment: dict[str, str] = field(default_factory=dict)
+    sampling: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -92,7 +94,7 @@ def main() -> None:
 
     job = Job(**json.load(sys.stdin))
     engine = sglang.Engine(**CPU_FLAGS | job.flags)
-    sampling = {"temperature": 0.0, "max_new_tokens": job.new_tokens, "ignore_eos": True}
+    sampling = {"temperature": 0.0, "max_new_tokens": job.new_tokens, "ignore_eos": True, **job.sampling}
     answers = []
     for batch in job.batches:
         results = engine.generate(input_ids=batch, sampling_params=sampling)

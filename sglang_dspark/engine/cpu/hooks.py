@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any, Literal
 
-from sglang_dspark.engine.cpu import layers, linear, patches
+from sglang_dspark.engine.cpu import layers, linear, patches, tree_verify
 from sglang_dspark.errors import ContractError
 
 CpuChoice = Literal["fast", "stock"]
@@ -39,6 +39,7 @@ RELIES_ON: tuple[str, ...] = (
     "sglang.srt.mem_cache.memory_pool.KVWriteLoc",
     *layers.RELIES_ON,
     *linear.RELIES_ON,
+    *tree_verify.RELIES_ON,
 )
 
 
@@ -77,6 +78,8 @@ def register_cpu_hooks(attention: CpuChoice = "fast", layer_code: CpuChoice = "f
         patches.table_qk_norm_rope,
         HookType.REPLACE,
     )
+    _hook("sglang.srt.speculative.eagle_utils.eagle_sample", tree_verify.eagle_sample, HookType.AROUND)
+    _hook("sglang.srt.speculative.eagle_utils.verify_tree_greedy_func", tree_verify.walk_tree, HookType.AROUND)
     # None makes a bf16 draft write its context KV with the engine's torch path instead of one Triton kernel.
     _hook("sglang.srt.models.dspark.DSparkDraftMixin._build_fused_kv_write_bundle", _no_bundle, HookType.REPLACE)
     if layer_code == "fast":

@@ -155,3 +155,34 @@ def test_ngram_trees(answers: dict[str, list[list[Answer]]], expected: list[list
     assert ids(answers["ngram"]) == expected
     # The third prompt repeats the first batch's, which NGRAM then drafts from: some of it must have been accepted.
     assert answers["ngram"][2][0].meta_info["spec_verify_ct"] < NEW_TOKENS - 1
+
+
+def test_ngram_trees_at_a_temperature(target: Path) -> None:
+    """The engine's verification is greedy on a CPU; `tree_verify` repairs it. Ranks among the two best, top-k 2."""
+    prompts = [list(range(3, 3 + n)) * 4 for n in range(4, 24)]
+    job = Job(
+        flags={"model_path": str(target), "dtype": "float32", "speculative_algorithm": "NGRAM",
+               "speculative_num_draft_tokens": 8},
+        batches=[prompts] * 3,
+        new_tokens=NEW_TOKENS,
+        sampling={"temperature": 2.0, "top_k": 2},
+    )  # fmt: skip
+    answers = run_engine(job, TIME_LIMIT)
+    model = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+    first = expected = variance = accepted = 0.0
+    for batch in answers:
+        for prompt, answer in zip(prompts, batch, strict=True):
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt + answer.output_ids])).logits[0, len(prompt) - 1 : -1].double()
+            values, best = (logits / 2.0).topk(2)
+            p = torch.softmax(values, dim=-1)[:, 0]
+            ids = torch.tensor(answer.output_ids)
+            assert (ids.unsqueeze(1) == best).any(1).all()
+            first += float((ids == best[:, 0]).sum())
+            expected += float(p.sum())
+            variance += float((p * (1 - p)).sum())
+            accepted += NEW_TOKENS - 1 - answer.meta_info["spec_verify_ct"]
+    assert accepted > 0
+    assert abs(first - expected) < 4 * variance**0.5
+    # Always the best one would have been found out.
+    assert 3 * NEW_TOKENS * len(prompts) - expected > 8 * variance**0.5
