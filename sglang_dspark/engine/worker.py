@@ -23,6 +23,7 @@ from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_m
 
 from sglang_dspark.config import DSparkConfig
 from sglang_dspark.engine import coverage, report
+from sglang_dspark.engine.context_queue import MOST_TOKENS, ContextQueue
 from sglang_dspark.engine.draft_heads import confidence_head_of, markov_head_of
 from sglang_dspark.engine.layout import ragged_layout
 from sglang_dspark.engine.planning import planner_for
@@ -65,6 +66,9 @@ class DSparkWorker(DSparkWorkerV2):
         self._head = markov_head_of(self.draft_model, self.draft_model_runner.model_config.hf_config)
         self._confidence = confidence_head_of(self.draft_model)
         self._rows = RowProcessor()
+        # Elsewhere the draft's KV leaves this worker with the target's, at a time that is not known here.
+        keeps_back = not (self.server_args.enable_hierarchical_cache or self.server_args.disaggregation_mode != "null")
+        self._context = ContextQueue(self._write_context, most_tokens=MOST_TOKENS if keeps_back else 0)
         seed = (int(self.target_worker.random_seed) ^ _NOISE_DOMAIN) & 0x7FFF_FFFF_FFFF_FFFF
         self._planner = planner_for(self, has_confidence=self._confidence is not None, seed=seed)
         self._streams = NoiseStreams(seed, self.device, self.config.coupling)
@@ -86,6 +90,7 @@ class DSparkWorker(DSparkWorkerV2):
     def _forward_prefill(self, *args: Any, **kwargs: Any) -> GenerationBatchResult:
         if not self._not_covered:
             self._planner.interrupt()
+            self._context.flush()
         return super()._forward_prefill(*args, **kwargs)
 
     def _forward_decode(
@@ -96,6 +101,7 @@ class DSparkWorker(DSparkWorkerV2):
             self._say_once("engine's own round: " + "; ".join(reasons))
             if not self._not_covered:
                 self._planner.interrupt()
+                self._context.flush()
             return super()._forward_decode(batch, on_publish, grammar_barrier, coordination_plan)
 
         sampling_info, prefix_lens = batch.sampling_info, batch.seq_lens
@@ -158,8 +164,15 @@ class DSparkWorker(DSparkWorkerV2):
         if on_publish is not None:
             on_publish(new_seq_lens)
 
-        # 7. Commit: target hidden states become draft context, in every round.
-        self._inject(output.hidden_states[: rows.total], window, ragged, window_index)
+        # 7. Commit: target hidden states become draft context, in every round. Rejected rows are written too: their
+        # slots stay this request's, past its committed length, and every round writes a slot before a later length
+        # makes it readable.
+        slots = self._kv_injector.ids_for(window.kv_loc_plan, cols=window_index)
+        states = output.hidden_states[: rows.total], slots, ragged.positions[: rows.total]
+        if plan.drafts:
+            self._write_context(*states)
+        else:
+            self._context.put(batch.reqs, *states)
         output.hidden_states = None
         plan.mark("inject")
         counts = accepted.counts.to(torch.int32)
@@ -201,6 +214,7 @@ class DSparkWorker(DSparkWorkerV2):
         bs = len(batch.seq_lens)
         if not plan.drafts:
             return DraftBlock.skipped(bs, self.gamma, self.device)
+        self._context.flush()
         target_model = self.target_worker.model_runner.model
         embed = self.draft_model.embed_tokens if not self.sample_from_anchor else target_model.get_input_embeddings()
         with self._draft_context():
@@ -241,17 +255,9 @@ class DSparkWorker(DSparkWorkerV2):
             model_runner=self.model_runner,
         )
 
-    def _inject(
-        self, hidden: torch.Tensor, window: VerifyWindow, ragged: RaggedVerifyWindow, window_index: torch.Tensor
-    ) -> None:
-        # Rejected rows are written too: their slots stay this request's, past its committed length, and every round
-        # writes a slot before a later length makes it readable.
+    def _write_context(self, hidden: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> None:
         with self._draft_context():
-            self._kv_injector.inject_target_hidden(
-                target_hidden=hidden,
-                cache_loc=self._kv_injector.ids_for(window.kv_loc_plan, cols=window_index),
-                positions=ragged.positions[: len(window_index)],
-            )
+            self._kv_injector.inject_target_hidden(target_hidden=hidden, cache_loc=slots, positions=positions)
 
     def _logprobs(
         self, batch: Any, output: Any, logits: torch.Tensor, window_index: torch.Tensor, accepted: Accepted
