@@ -11,20 +11,24 @@ from torch import Tensor
 
 from sglang_dspark.errors import ConfigError
 from sglang_dspark.model.draft import DraftShape, DSparkDraft
+from sglang_dspark.model.draft_vocabulary import DraftVocabulary
+from sglang_dspark.model.heads import VanillaMarkov
 from sglang_dspark.train.target import Target
 
 _COPIED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "post_attention_layernorm", "input_layernorm")
 
 
 @torch.no_grad()
-def from_target(shape: DraftShape, target: Target, seed: int) -> DSparkDraft:
+def from_target(shape: DraftShape, target: Target, seed: int, vocabulary: DraftVocabulary | None = None) -> DSparkDraft:
     """A fresh draft; layer i of n starts as the target's layer `last - n + 1 + i`.
+
+    `vocabulary`: the tokens it may propose, where `shape` reduces them.
 
     Raises:
         ConfigError: the target's layers have other sizes than the draft's.
     """
     torch.manual_seed(seed)
-    draft = DSparkDraft(shape)
+    draft = DSparkDraft(shape, vocabulary)
     weights = {name: tensor.float() for name, tensor in target.model.state_dict().items()}
     layers, hidden = int(target.config["num_hidden_layers"]), shape.hidden_size
     sources = [f"model.layers.{layers - shape.num_hidden_layers + i}." for i in range(shape.num_hidden_layers)]
@@ -46,7 +50,8 @@ def from_target(shape: DraftShape, target: Target, seed: int) -> DSparkDraft:
         for name in ("q", "k"):  # the target has no q and k norms: restore the size its projections have
             size = _typical_norm(weights[f"{source}self_attn.{name}_proj.weight"] * own)
             layer.get_submodule(f"self_attn.{name}_norm").get_parameter("weight").fill_(size)
-    _initialise_markov(draft, weights["model.embed_tokens.weight"])
+    if isinstance(draft.markov_head, VanillaMarkov):
+        _initialise_markov(draft.markov_head, weights["model.embed_tokens.weight"])
     draft.confidence_head.proj.weight.zero_()
     draft.confidence_head.proj.bias.zero_()
     return draft
@@ -64,11 +69,11 @@ def _typical_norm(weight: Tensor) -> float:
     return float(weight.square().sum(-1).mean().sqrt())
 
 
-def _initialise_markov(draft: DSparkDraft, embedding: Tensor) -> None:
+def _initialise_markov(head: VanillaMarkov, embedding: Tensor) -> None:
     """W1: the embedding's main axes, so that similar tokens start with similar rows. W2: zero, so no bias at first."""
-    rank = draft.shape.markov_rank
+    rank = head.markov_w1.weight.shape[1]
     centred = embedding - embedding.mean(0)
     axes = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -rank:]
     projected = centred @ axes
-    draft.markov_head.markov_w1.weight.copy_(projected / projected.std())
-    draft.markov_head.markov_w2.weight.zero_()
+    head.markov_w1.weight.copy_(projected / projected.std())
+    head.markov_w2.weight.zero_()

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from sglang_dspark.errors import ConfigError
-from sglang_dspark.model.draft import DSparkDraft
+from sglang_dspark.model.draft import DraftShape, DSparkDraft
 from sglang_dspark.train.blocks import Batch, build_batch, sample_anchors
 from sglang_dspark.train.data import Row, epoch_batches
-from sglang_dspark.train.evaluate import draft_states, evaluate, mean_over_domains
+from sglang_dspark.train.evaluate import draft_outputs, evaluate, mean_over_domains
 from sglang_dspark.train.loss import confidence_loss, position_weights, vocabulary_loss, vocabulary_sample
 from sglang_dspark.train.settings import TrainSettings
 from sglang_dspark.train.target import FeatureCache, Target
@@ -53,6 +53,8 @@ class Trainer:
         self.lengths = [len(row.tokens) for row in rows]
         self.anchors_of = anchors_by_domain(rows, settings.anchors, settings.domain_balance)
         budget = int(settings.feature_cache_gib * 2**30)
+        self.lm_head = draft.lm_head(target.lm_head)
+        self.vocabulary = draft.vocabulary
         self.cache = FeatureCache(target, draft.shape.target_layer_ids, settings.target_top, budget)
         self.optimizer = torch.optim.AdamW(
             self._groups(), lr=1.0, betas=(0.9, settings.beta2), weight_decay=0.0, fused=True
@@ -127,19 +129,20 @@ class Trainer:
         batch.features = batch.features / self.feature_scale.to(batch.features.dtype)
         low = self.target.dtype == torch.bfloat16
         with torch.autocast("cpu", torch.bfloat16, enabled=low):
-            states = draft_states(draft, self.target, batch.features, batch.input_ids, batch.positions, batch.mask)
-            states = states.flatten(0, 1)[batch.kept]
-            latents = draft.markov_head.latents(batch.previous, states)
+            states, latents = draft_outputs(draft, self.target, batch)
         weights = position_weights(batch.slot, s.position_decay)
-        w2 = draft.markov_head.markov_w2.weight
-        target = (self.target.lm_head, batch.top_ids, batch.top_probs, batch.labels)
+        top_ids, labels = batch.top_ids, batch.labels
+        if self.vocabulary is not None:
+            top_ids, labels = self.vocabulary.index[top_ids], self.vocabulary.index[labels]
         logged = (self.step + 1) % _LOG_EVERY == 0
         sample = None
         if s.vocabulary_extra > 0:
             generator = torch.Generator().manual_seed(s.seed * 1_000_003 + self.step + 2**40)
-            vocabulary = draft.shape.vocab_size
-            sample = vocabulary_sample(batch.top_ids, batch.labels, vocabulary, s.vocabulary_extra, generator)
-        loss, l1, hit = vocabulary_loss(states, latents, w2, *target, weights, s.loss, want_hits=logged, sample=sample)
+            sample = vocabulary_sample(top_ids, labels, len(self.lm_head), s.vocabulary_extra, generator)
+        loss, l1, hit = vocabulary_loss(
+            states, latents, draft.markov_head.w2, self.lm_head, top_ids, batch.top_probs, labels, weights, s.loss,
+            want_hits=logged, sample=sample,
+        )  # fmt: skip
         logits = draft.confidence_head(states, draft.markov_head.embed(batch.previous))
         confidence = confidence_loss(logits, l1, weights)
         self.optimizer.zero_grad(set_to_none=True)
@@ -165,10 +168,8 @@ class Trainer:
 
     def weights(self) -> dict[str, Tensor]:
         """What is exported: the averaged weights (the last ones where averaging is off), for features as they are."""
-        named = self.ema if self.settings.ema_decay > 0 else dict(self.draft.named_parameters())
-        return {
-            name: p.detach() / self.feature_scale if name == "fc.weight" else p.detach() for name, p in named.items()
-        }
+        named = {**self.draft.state_dict(), **(self.ema if self.settings.ema_decay > 0 else {})}
+        return exported(named, self.feature_scale)
 
     def run(self, on_save: Callable[[], None] = lambda: None, progress: bool = True) -> None:
         """Train to the end, writing `curve.jsonl` and `checkpoint.pt` to the run's folder."""
@@ -233,14 +234,29 @@ class Trainer:
         """
         path = self.folder / CHECKPOINT
         state = torch.load(path, weights_only=True)
-        if state["shape"] != asdict(self.draft.shape):
+        if shape_of(state) != self.draft.shape:
             raise ConfigError(f"{path} holds a draft of another shape; choose another --out or the same shape flags")
+        if self.vocabulary is not None and not torch.equal(state["draft"]["d2t"], self.vocabulary.offsets):
+            raise ConfigError(
+                f"{path}: its draft proposes other tokens than this --data's most frequent; choose another --out, or "
+                "the --data the run began with"
+            )
         self.draft.load_state_dict(state["draft"])
         self.ema, self.feature_scale = state["ema"], state["feature_scale"]
         self.optimizer.load_state_dict(state["optimizer"])
         for group, fresh in zip(self.optimizer.param_groups, self._groups(), strict=True):
             group["peak"], group["weight_decay"] = fresh["peak"], fresh["weight_decay"]
         self.step, self.seconds = state["step"], state["seconds"]
+
+
+def exported(weights: dict[str, Tensor], feature_scale: Tensor) -> dict[str, Tensor]:
+    """Weights of a run for features as the target gives them: `fc` was trained on features over `feature_scale`."""
+    return {name: w.detach() / feature_scale if name == "fc.weight" else w.detach() for name, w in weights.items()}
+
+
+def shape_of(state: dict[str, Any]) -> DraftShape:
+    """The shape that a run's `checkpoint.pt` was trained with."""
+    return DraftShape(**{**state["shape"], "target_layer_ids": tuple(state["shape"]["target_layer_ids"])})
 
 
 def _numbers(loss: Tensor, confidence: Tensor, l1: Tensor, hit: Tensor, slot: Tensor, gamma: int) -> dict[str, Any]:

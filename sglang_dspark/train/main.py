@@ -3,6 +3,7 @@
 train data --target T --prompts P.jsonl --out text.jsonl.gz     the target answers prompts
 train run --target T --data text.jsonl.gz --out runs/a          train (again with the same --out: resume)
 train export --target T --run runs/a --out draft                write the averaged weights as a checkpoint
+train reduce --draft draft --data text.jsonl.gz --size 8192 --out draft-8k     let it propose frequent tokens only
 train eval --target T --draft draft --data heldout.jsonl.gz     accept length by domain and temperature
 """
 
@@ -35,7 +36,7 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sglang_dspark train", description=__doc__.split("\n")[0] if __doc__ else "")
-    commands = parser.add_subparsers(required=True, metavar="{data,run,export,eval}")
+    commands = parser.add_subparsers(required=True, metavar="{data,run,export,reduce,eval}")
 
     def command(name: str, run: Any, help_text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=help_text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -64,7 +65,14 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--target-layer-ids", type=int, nargs="+", help="layers whose outputs the draft reads")
     run.add_argument("--mask-token-id", type=int, default=0, help="token that fills a block behind its anchor")
     run.add_argument("--markov-rank", type=int, default=64)
-    run.add_argument("--markov-head", choices=["vanilla", "gated", "rnn"], default="vanilla")
+    run.add_argument(
+        "--markov-head", choices=["vanilla", "gated", "rnn", "none"], default="vanilla", help="none: DFlash"
+    )
+    run.add_argument("--markov-activation", choices=["none", "silu"], default="none", help="vanilla and gated heads")
+    run.add_argument(
+        "--draft-vocab-size", type=int, default=0, help="most frequent tokens of --data the draft proposes; 0: all"
+    )
+    run.add_argument("--max-row-tokens", type=int, default=0, help="answers are cut there; 0: the target's context")
     hints = get_type_hints(TrainSettings)
     for field in dataclasses.fields(TrainSettings):
         flag = "--" + field.name.replace("_", "-")
@@ -73,6 +81,15 @@ def _parser() -> argparse.ArgumentParser:
     export = command("export", _export, "write a run's averaged weights as a checkpoint")
     export.add_argument("--run", dest="folder", type=Path, required=True, help="folder of the run")
     export.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
+    export.add_argument(
+        "--zero-head", action="store_true", help="give a DFlash draft a head that adds nothing: DSPARK then serves it"
+    )
+
+    reduce = command("reduce", _reduce, "let a draft propose the most frequent tokens only")
+    reduce.add_argument("--draft", type=Path, required=True, help="folder of the draft checkpoint")
+    reduce.add_argument("--data", type=Path, nargs="+", required=True, help="text of the target")
+    reduce.add_argument("--size", type=int, required=True, help="tokens it keeps")
+    reduce.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
 
     evaluate = command("eval", _eval, "accept length by domain and temperature")
     evaluate.add_argument("--draft", type=Path, required=True, help="folder of the draft checkpoint")
@@ -131,17 +148,30 @@ def _data(arguments: argparse.Namespace) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    from sglang_dspark.train.data import limit_per_domain, read_rows, split_rows
+    from sglang_dspark.model.draft_vocabulary import most_frequent
+    from sglang_dspark.train.data import fit_rows, limit_per_domain, read_rows, split_rows
     from sglang_dspark.train.export import export
+    from sglang_dspark.train.generate import stop_ids
     from sglang_dspark.train.initialise import from_target
     from sglang_dspark.train.loop import CHECKPOINT, Trainer
 
     settings = TrainSettings(**{f.name: getattr(arguments, f.name) for f in dataclasses.fields(TrainSettings)})
-    rows, validation = split_rows(read_rows(arguments.data), settings.validation_share, settings.seed)
-    rows = limit_per_domain(rows, settings.rows_per_domain, settings.seed)
+    read = read_rows(arguments.data)
     target = _target(arguments)
     shape = _shape(arguments, target.config)
-    trainer = Trainer(from_target(shape, target, settings.seed), target, rows, validation, settings, arguments.out)
+    limit = arguments.max_row_tokens or int(target.config["max_position_embeddings"])
+    usable, said = fit_rows(read, limit, shape.vocab_size)
+    if said:
+        print(said, file=sys.stderr)
+    rows, validation = split_rows(usable, settings.validation_share, settings.seed)
+    rows = limit_per_domain(rows, settings.rows_per_domain, settings.seed)
+    vocabulary = None
+    if shape.draft_vocab_size:
+        texts = (row.r for row in rows)
+        vocabulary, covered = most_frequent(texts, shape.draft_vocab_size, shape.vocab_size, stop_ids(target))
+        print(f"{shape.draft_vocab_size} draft tokens cover {covered:.2%} of the answers", file=sys.stderr)
+    draft = from_target(shape, target, settings.seed, vocabulary)
+    trainer = Trainer(draft, target, rows, validation, settings, arguments.out)
     if (arguments.out / CHECKPOINT).exists():
         trainer.load()
         print(f"resuming {arguments.out} at step {trainer.step}", file=sys.stderr)
@@ -160,9 +190,24 @@ def _shape(arguments: argparse.Namespace, config: dict[str, Any]) -> DraftShape:
     if max(ids) > layers - 2 or min(ids) < 0 or sorted(set(ids)) != list(ids):
         # The engine captures what enters a layer, so the last layer's output is out of its reach.
         raise ConfigError(f"--target-layer-ids {ids}: ascending, each between 0 and {layers - 2}")
+    vocabulary = int(config["vocab_size"])
+    if not 0 <= arguments.draft_vocab_size <= vocabulary:
+        raise ConfigError(
+            f"--draft-vocab-size {arguments.draft_vocab_size}: the target has {vocabulary} tokens; 0 takes all of them"
+        )
+    if arguments.markov_head == "rnn" and arguments.markov_activation != "none":
+        raise ConfigError("--markov-activation silu: the rnn head has its own; use vanilla or gated, or none")
+    if arguments.markov_head != "none" and arguments.markov_rank < 1:
+        raise ConfigError(f"--markov-rank {arguments.markov_rank}: must be 1 or more; --markov-head none is DFlash")
+    if arguments.markov_head != "none" and arguments.markov_rank > int(config["hidden_size"]):
+        raise ConfigError(f"--markov-rank {arguments.markov_rank}: at most the hidden size, {config['hidden_size']}")
+    if not 0 <= arguments.mask_token_id < vocabulary:
+        raise ConfigError(f"--mask-token-id {arguments.mask_token_id}: the target has {vocabulary} tokens")
+    if arguments.layers < 1 or arguments.block_size < 1:
+        raise ConfigError(f"--layers {arguments.layers}, --block-size {arguments.block_size}: must be 1 or more")
     rope = config.get("rope_parameters") or {}
     return DraftShape(
-        vocab_size=int(config["vocab_size"]),
+        vocab_size=vocabulary,
         hidden_size=int(config["hidden_size"]),
         num_hidden_layers=arguments.layers,
         num_attention_heads=int(config["num_attention_heads"]),
@@ -172,8 +217,10 @@ def _shape(arguments: argparse.Namespace, config: dict[str, Any]) -> DraftShape:
         block_size=arguments.block_size,
         target_layer_ids=tuple(ids),
         mask_token_id=arguments.mask_token_id,
-        markov_rank=arguments.markov_rank,
-        markov_head_type=arguments.markov_head,
+        markov_rank=0 if arguments.markov_head == "none" else arguments.markov_rank,
+        markov_head_type="vanilla" if arguments.markov_head == "none" else arguments.markov_head,
+        markov_activation=arguments.markov_activation,
+        draft_vocab_size=arguments.draft_vocab_size % vocabulary,
         rms_norm_eps=float(config["rms_norm_eps"]),
         rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or 10000.0),
     )
@@ -186,17 +233,35 @@ def default_layer_ids(layers: int) -> list[int]:
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    from sglang_dspark.train.export import export
-    from sglang_dspark.train.loop import CHECKPOINT
+    from sglang_dspark.train.export import export, with_zero_head
+    from sglang_dspark.train.loop import CHECKPOINT, exported, shape_of
 
     path = arguments.folder / CHECKPOINT
     if not path.is_file():
         raise ConfigError(f"--run {arguments.folder}: no {CHECKPOINT} there")
     state = torch.load(path, weights_only=True)
-    shape = DraftShape(**{**state["shape"], "target_layer_ids": tuple(state["shape"]["target_layer_ids"])})
-    weights = state["ema"] if state["settings"]["ema_decay"] > 0 else state["draft"]
-    weights["fc.weight"] = weights["fc.weight"] / state["feature_scale"]
+    shape = shape_of(state)
+    averaged = state["ema"] if state["settings"]["ema_decay"] > 0 else {}
+    weights = exported({**state["draft"], **averaged}, state["feature_scale"])
+    if arguments.zero_head:
+        weights, shape = with_zero_head(weights, shape)
     export(weights, shape, _target(arguments).config, arguments.out)
+
+
+def _reduce(arguments: argparse.Namespace) -> None:
+    from sglang_dspark.model.draft_vocabulary import most_frequent
+    from sglang_dspark.train.data import read_rows
+    from sglang_dspark.train.export import export, load_draft, reduced
+    from sglang_dspark.train.generate import stop_ids
+
+    draft = load_draft(arguments.draft)
+    if not 0 < arguments.size < draft.shape.vocab_size:
+        raise ConfigError(f"--size {arguments.size}: must lie between 0 and the draft's {draft.shape.vocab_size}")
+    target = _target(arguments)
+    texts = (row.r for row in read_rows(arguments.data))
+    vocabulary, covered = most_frequent(texts, arguments.size, draft.shape.vocab_size, stop_ids(target))
+    print(f"{arguments.size} draft tokens cover {covered:.2%} of the answers", file=sys.stderr)
+    export(*reduced(draft.state_dict(), draft.shape, vocabulary), target.config, arguments.out)
 
 
 def _eval(arguments: argparse.Namespace) -> None:
