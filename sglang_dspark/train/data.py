@@ -155,6 +155,25 @@ def epoch_batches(lengths: list[int], batch_size: int, seed: int, epoch: int) ->
     return batches
 
 
+def anchors_by_domain(rows: list[Row], anchors: int, balance: float) -> dict[str, int]:
+    """Blocks per answer by domain: `anchors` on average, more for domains with few answers as `balance` rises to 1."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row.d] = counts.get(row.d, 0) + 1
+    share = {domain: (len(rows) / (len(counts) * n)) ** balance for domain, n in counts.items()}
+    mean = sum(share[domain] * n for domain, n in counts.items()) / len(rows)
+    return {domain: max(1, round(anchors * s / mean)) for domain, s in share.items()}
+
+
+def spread(rows: list[Row], count: int) -> list[Row]:
+    """At most `count` rows, the same number from each (domain, temperature) as far as there are."""
+    groups: dict[tuple[str, float], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.d, row.T), []).append(row)
+    share = max(1, count // max(1, len(groups)))
+    return [row for _, group in sorted(groups.items()) for row in group[:share]]
+
+
 def _json_lines(path: Path, flag: str) -> Iterator[tuple[int, dict[str, Any]]]:
     if not path.is_file():
         raise ConfigError(f"{flag} {path}: no such file")

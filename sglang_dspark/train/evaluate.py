@@ -85,12 +85,11 @@ def acceptance(draft: DSparkDraft, target: Target, row: Row, chunk: int = 512) -
         [row], [RowFeatures(hidden[0, :end], dummy.int(), dummy)], [places], gamma, draft.shape.mask_token_id
     )
     states, latents = (t.float() for t in draft_outputs(draft, target, batch))
-    whole = target.lm_head.float()
-    head, w2, vocabulary = draft.lm_head(whole), draft.markov_head.w2.float(), draft.vocabulary
+    head, w2, vocabulary = draft.lm_head(target.lm_head).float(), draft.markov_head.w2.float(), draft.vocabulary
     temperature = row.T if row.T > 0 else 1.0
     target_row = batch.kept // gamma + batch.slot  # row of `last` (from the first anchor) that predicts the label
     parts = last[0, len(row.p) : end].split(chunk) if row.T > 0 else ()  # at T = 0 only the draft's argmax counts
-    log_p = [(F.linear(part.float(), whole) / temperature).log_softmax(-1) for part in parts]
+    log_p = [(target.logits(part).float() / temperature).log_softmax(-1) for part in parts]
     target_log_p = torch.cat(log_p) if log_p else torch.zeros(0)
     drafted = batch.labels if vocabulary is None else vocabulary.index[batch.labels]  # -1: it cannot be
     values = []

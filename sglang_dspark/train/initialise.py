@@ -15,6 +15,8 @@ from sglang_dspark.model.draft_vocabulary import DraftVocabulary
 from sglang_dspark.model.heads import VanillaMarkov
 from sglang_dspark.train.target import Target
 
+# Targets whose layers compute what a draft's do, but for norms of q and k.
+_READABLE = ("llama", "mistral", "qwen2", "qwen3")
 _COPIED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "post_attention_layernorm", "input_layernorm")
 
 
@@ -24,6 +26,8 @@ def from_target(shape: DraftShape, target: Target, seed: int, vocabulary: DraftV
 
     `vocabulary`: the tokens it may propose, where `shape` reduces them.
 
+    Of a target with layers of another kind only the head is read.
+
     Raises:
         ConfigError: the target's layers have other sizes than the draft's.
     """
@@ -32,8 +36,12 @@ def from_target(shape: DraftShape, target: Target, seed: int, vocabulary: DraftV
     weights = {name: tensor.float() for name, tensor in target.model.state_dict().items()}
     layers, hidden = int(target.config["num_hidden_layers"]), shape.hidden_size
     sources = [f"model.layers.{layers - shape.num_hidden_layers + i}." for i in range(shape.num_hidden_layers)]
-    if sources[0] + "self_attn.q_proj.weight" not in weights:
-        raise ConfigError("--target: a draft starts from the target's last layers, which need Llama-style names here")
+    if isinstance(draft.markov_head, VanillaMarkov):
+        _initialise_markov(draft.markov_head, target.embedding.float())
+    draft.confidence_head.proj.weight.zero_()
+    draft.confidence_head.proj.bias.zero_()
+    if target.config.get("model_type") not in _READABLE:
+        return draft  # its layers compute something else than the draft's: they start at random
     # Pass the last feature layer through and drop the others; training mixes them in.
     draft.fc.weight.zero_()
     draft.fc.weight[:, -hidden:] = torch.eye(hidden)
@@ -47,13 +55,13 @@ def from_target(shape: DraftShape, target: Target, seed: int, vocabulary: DraftV
             weight = weights[f"{source}self_attn.{name}.weight"]
             _copy(layer.get_submodule(f"self_attn.{name}"), weight)
         own = weights[source + "input_layernorm.weight"]
-        for name in ("q", "k"):  # the target has no q and k norms: restore the size its projections have
-            size = _typical_norm(weights[f"{source}self_attn.{name}_proj.weight"] * own)
-            layer.get_submodule(f"self_attn.{name}_norm").get_parameter("weight").fill_(size)
-    if isinstance(draft.markov_head, VanillaMarkov):
-        _initialise_markov(draft.markov_head, weights["model.embed_tokens.weight"])
-    draft.confidence_head.proj.weight.zero_()
-    draft.confidence_head.proj.bias.zero_()
+        for name in ("q", "k"):
+            norm = layer.get_submodule(f"self_attn.{name}_norm")
+            if f"{source}self_attn.{name}_norm.weight" in weights:
+                _copy(norm, weights[f"{source}self_attn.{name}_norm.weight"])
+            else:  # restore the size its projections have
+                size = _typical_norm(weights[f"{source}self_attn.{name}_proj.weight"] * own)
+                norm.get_parameter("weight").fill_(size)
     return draft
 
 

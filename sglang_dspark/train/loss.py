@@ -24,9 +24,8 @@ class LossWeights:
 
 
 def position_weights(slot: Tensor, decay: float) -> Tensor:
-    """`w_k = exp(-(k-1) / decay)` normalised to sum 1 over the rows. slot int64 [N] (0 is k = 1) -> float32 [N]."""
-    weights = torch.exp(-slot.float() / decay)
-    return weights / weights.sum()
+    """`w_k = exp(-(k-1) / decay)`, not normalised. slot int64 [N] (0 is k = 1) -> float32 [N]."""
+    return torch.exp(-slot.float() / decay)
 
 
 class _VocabularyLoss(torch.autograd.Function):

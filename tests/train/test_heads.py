@@ -54,6 +54,7 @@ def fused(draft: DSparkDraft, target: Target, batch: Batch) -> Tensor:
     """As `Trainer.train_step` computes it."""
     states, latents = draft_outputs(draft, target, batch)
     weights = position_weights(batch.slot, WEIGHTS.position_decay).double()
+    weights = weights / weights.sum()
     top_ids, labels, vocabulary = batch.top_ids, batch.labels, draft.vocabulary
     if vocabulary is not None:
         top_ids, labels = vocabulary.index[top_ids], vocabulary.index[labels]

@@ -15,11 +15,12 @@ from sglang_dspark.model.checkpoint import Family
 from sglang_dspark.model.draft import DraftShape
 from sglang_dspark.model.draft_check import check_draft
 from sglang_dspark.model.draft_vocabulary import DraftVocabulary, most_frequent
-from sglang_dspark.train.data import Row
+from sglang_dspark.train.data import Row, anchors_by_domain
 from sglang_dspark.train.evaluate import acceptance, evaluate
 from sglang_dspark.train.export import export, load_draft, with_zero_head
 from sglang_dspark.train.initialise import from_target
-from sglang_dspark.train.loop import CURVE, Trainer, anchors_by_domain
+from sglang_dspark.train.loop import Trainer
+from sglang_dspark.train.report import CURVE
 from sglang_dspark.train.settings import TrainSettings
 from sglang_dspark.train.target import FeatureCache, Target
 
@@ -56,7 +57,7 @@ def test_loss_falls(shape: DraftShape, target: Target, rows: list[Row], tmp_path
     shape = dataclasses.replace(shape, **VARIANTS[variant])
     run = trainer(shape, target, rows, tmp_path)
     before = evaluate(run.draft, target, run.rows)
-    run.run(progress=False)
+    run.run(show=False)
     curve = [json.loads(line) for line in (tmp_path / CURVE).read_text().splitlines()]
     assert curve[-1]["loss"] < 0.8 * curve[0]["loss"]
     assert len(curve[-1]["hit"]) == shape.block_size
@@ -183,7 +184,7 @@ def test_anchors_by_domain(rows: list[Row]) -> None:
 
 
 def test_settings_that_cannot_work(shape: DraftShape, target: Target, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="both 0"):
+    with pytest.raises(ConfigError, match="all 0"):
         TrainSettings(minutes=0, steps=0)
     with pytest.raises(ConfigError, match="--anchors 0"):
         TrainSettings(anchors=0)
