@@ -59,7 +59,6 @@ def test_the_table_shows_positions_and_validation() -> None:
     assert "25.0% done" in shown
     assert "accept length 1.750" in shown
     assert "math@0 2.50" in shown
-    assert [row.split() for row in shown.splitlines() if "0.500" in row] == [
-        ["│", "1", "│", "0.500", "│", "0.600", "│"]
-    ]
+    (first,) = (line.split() for line in shown.splitlines() if "0.500" in line and "0.600" in line)
+    assert first[1] == "1"
     console.print(table({}, {}, 0.0))  # before the first record
