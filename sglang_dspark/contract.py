@@ -48,7 +48,8 @@ ATTRIBUTES: tuple[str, ...] = (
     "sglang.srt.layers.logprob_processor.compute_spec_logprobs",
     "sglang.srt.constrained.base_grammar_backend.GrammarMask",
     "sglang.srt.lora.layers.unwrap_lora_layer",
-    "sglang.srt.models.dspark.DSparkDraftMixin.compute_base_logits",
+    "sglang.srt.models.dspark.DSparkDraftMixin.load_weights",
+    "sglang.srt.models.dspark.project_through_lm_head",
     "sglang.srt.models.dspark.VanillaMarkov",
     "sglang.srt.models.dspark.GatedMarkovHead",
     "sglang.srt.models.dspark.RNNHead",
@@ -77,6 +78,7 @@ PINNED: dict[str, str] = {
     _PENALTY + "presence_penalty.BatchedPresencePenalizer": "4fdf236a59d17592",
     _PENALTY + "min_new_tokens.BatchedMinNewTokensPenalizer": "9da9a6ff27d9958e",
     _DSPARK + "dspark_kv_inject.TargetHiddenKvInjector.inject_target_hidden": "d6892bc07da55498",
+    "sglang.srt.models.dspark.DSparkDraftMixin.compute_base_logits": "3d42a0b18821d686",
 }
 
 

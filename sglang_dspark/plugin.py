@@ -38,12 +38,13 @@ def _activate() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from sglang_dspark.engine import seeds
+    from sglang_dspark.engine import draft_vocabulary, seeds
     from sglang_dspark.engine.worker import DSparkWorker
 
     # The confidence head is built, and graphs are captured per token count, only in the engine's compact mode.
     os.environ.setdefault("SGLANG_RAGGED_VERIFY_MODE", "compact")
     HookRegistry.register(contract.WORKER, DSparkWorker, HookType.REPLACE)
+    draft_vocabulary.register_hook()
     seeds.register_hooks()
 
 

@@ -103,6 +103,11 @@ def _check_draft(
             f"--speculative-draft-model-path {path}: a DFlash draft (markov_rank 0) has no sequential head; serve it "
             "with --speculative-algorithm DFLASH"
         )
+    if reading.config.draft_vocab_size and settings.plugin == "off":
+        raise ConfigError(
+            f"--speculative-draft-model-path {path}: the stock engine cannot read its reduced vocabulary of "
+            f"{reading.config.draft_vocab_size} tokens; leave out --dspark-plugin off"
+        )
     for name, expected in (("--speculative-num-draft-tokens", gamma + 1), ("--speculative-dspark-block-size", gamma)):
         value = flags.get(name)
         if value is not None and value != str(expected):

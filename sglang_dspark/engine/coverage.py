@@ -10,6 +10,8 @@ from sglang.srt.runtime_context import get_exec, get_parallel, get_spec
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.ragged_verify import RaggedVerifyMode, read_ragged_verify_mode
 
+from sglang_dspark.engine import draft_vocabulary
+
 
 def deployment_reasons(worker: Any) -> list[str]:
     """Why this server's rounds are the engine's own; empty when ours runs. Known at worker construction."""
@@ -25,7 +27,9 @@ def deployment_reasons(worker: Any) -> list[str]:
         (get_exec().deterministic.enable_deterministic_inference, "--enable-deterministic-inference"),
         (getattr(worker.draft_model.markov_head, "vocab_shard", None) is not None, "vocabulary-sharded Markov head"),
     )
-    return [reason for failed, reason in checks if failed]
+    found = [reason for failed, reason in checks if failed]
+    reduced = draft_vocabulary.not_covered(worker.draft_model)
+    return [*found, reduced] if reduced else found
 
 
 def batch_reasons(batch: Any, coordination_plan: Any) -> list[str]:

@@ -25,6 +25,7 @@ from sglang_dspark.config import DSparkConfig
 from sglang_dspark.engine import coverage, report
 from sglang_dspark.engine.context_queue import MOST_TOKENS, ContextQueue
 from sglang_dspark.engine.draft_heads import confidence_head_of, markov_head_of
+from sglang_dspark.engine.draft_vocabulary import reduced_head_of
 from sglang_dspark.engine.layout import ragged_layout
 from sglang_dspark.engine.planning import planner_for
 from sglang_dspark.engine.rounds import Round
@@ -32,6 +33,7 @@ from sglang_dspark.engine.rows import RowProcessor
 from sglang_dspark.engine.streams import NoiseStreams
 from sglang_dspark.ops.accept import Accepted, accept
 from sglang_dspark.ops.draft_block import DraftBlock, draft_block
+from sglang_dspark.ops.draft_reduced import draft_block_reduced
 from sglang_dspark.ops.noise import Noise
 from sglang_dspark.ops.ragged import RaggedRows
 
@@ -65,6 +67,7 @@ class DSparkWorker(DSparkWorkerV2):
             self._verify_executor.verify_epilogue = None
         self._head = markov_head_of(self.draft_model, self.draft_model_runner.model_config.hf_config)
         self._confidence = confidence_head_of(self.draft_model)
+        self._reduced = reduced_head_of(self.draft_model)
         self._rows = RowProcessor()
         # Elsewhere the draft's KV leaves this worker with the target's, at a time that is not known here.
         keeps_back = not (self.server_args.enable_hierarchical_cache or self.server_args.disaggregation_mode != "null")
@@ -227,21 +230,25 @@ class DSparkWorker(DSparkWorkerV2):
                 embed_module=unwrap_lora_layer(embed),
             )
             with self._proposer._base_logits_context():
-                base_logits, features = self.draft_model.compute_base_logits(forward.raw_hidden)
+                base_logits, features = self._base_logits(forward.raw_hidden)
             plan.mark("draft")
-            block = draft_block(
-                base_logits.view(bs, self.gamma, -1),
-                anchors,
-                features.view(bs, self.gamma, -1),
-                self._head,
-                self._confidence,
-                temperatures,
-                noise,
-                support=self.config.support or None,
-            )
+            base_logits, features = (t.view(bs, self.gamma, -1) for t in (base_logits, features))
+            rest = (anchors, features, self._head, self._confidence, temperatures, noise)
+            support = self.config.support or None
+            if self._reduced is None:
+                block = draft_block(base_logits, *rest, support=support)
+            else:
+                block = draft_block_reduced(base_logits, self._reduced.ids, *rest, support=support)
         self._tp_sync.sync(SpecTpSyncSite.DSPARK_DRAFT, block.tokens)
         plan.mark("sequential")
         return block
+
+    def _base_logits(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits of the tokens the draft can propose, and what its heads read: `[N, H]` -> `[N, V or Vd]`, `[N, H]`."""
+        if self._reduced is None:
+            logits, features = self.draft_model.compute_base_logits(hidden)
+            return logits, features
+        return self._reduced.base_logits(self.draft_model, hidden), hidden
 
     def _ragged_window(self, batch: Any, layout: Any, verify_ids: torch.Tensor) -> RaggedVerifyWindow:
         return BuildRaggedVerifyWindow.execute(

@@ -53,6 +53,7 @@ class DraftConfig:
         target_layer_ids: layers whose outputs are injected; -1 is the embedding.
         sample_from_anchor: whether slot 0 predicts; None where only a measurement can tell.
         layout_reason: what `sample_from_anchor` was concluded from.
+        draft_vocab_size: tokens it can propose, where these are not all; 0: all.
         rope_interleaved: rotary pairs are neighbours (GPT-J style) instead of halves.
     """
 
@@ -80,6 +81,7 @@ class DraftConfig:
     rope_theta: float
     rope_interleaved: bool
     rms_norm_eps: float
+    draft_vocab_size: int = 0
 
 
 def read_draft_config(path: Path | str) -> DraftConfig:
@@ -147,10 +149,14 @@ def parse_draft_config(raw: dict[str, Any], where: str = "config.json") -> Draft
     if activation not in ("none", "silu"):
         raise CheckpointError(f"{where}: markov_activation {activation!r} is unknown; known are none and silu")
     confidence = bool(fields.get("enable_confidence_head", default=rank > 0))
+    vocabulary = fields.integer("vocab_size")
+    reduced = fields.integer("draft_vocab_size", default=vocabulary)
+    if reduced > vocabulary:
+        raise CheckpointError(f"{where}: draft_vocab_size {reduced} is above vocab_size {vocabulary}")
     return DraftConfig(
         family=family,
         architecture=str((raw.get("architectures") or [""])[0]),
-        vocab_size=fields.integer("vocab_size"),
+        vocab_size=vocabulary,
         hidden_size=hidden,
         num_hidden_layers=fields.integer("num_hidden_layers", "num_nextn_predict_layers"),
         num_attention_heads=heads,
@@ -172,6 +178,7 @@ def parse_draft_config(raw: dict[str, Any], where: str = "config.json") -> Draft
         rope_theta=_rope_theta(fields, where),
         rope_interleaved=family is Family.LFM2,
         rms_norm_eps=float(fields.get("rms_norm_eps", default=1e-6)),
+        draft_vocab_size=reduced if reduced < vocabulary else 0,
     )
 
 

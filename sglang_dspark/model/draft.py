@@ -12,12 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sglang_dspark.model.heads import ConfidenceHead, build_markov
+from sglang_dspark.model.draft_vocabulary import DraftVocabulary
+from sglang_dspark.model.heads import ConfidenceHead, NoMarkov, VanillaMarkov, build_markov
 
 
 @dataclass(frozen=True)
 class DraftShape:
-    """Sizes of a draft; the field names are those of its `config.json`."""
+    """Sizes of a draft; the field names are those of its `config.json`.
+
+    `markov_rank` 0 is DFlash, a draft without sequential head. `draft_vocab_size` 0: it can propose any token.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -34,6 +38,12 @@ class DraftShape:
     markov_activation: str = "none"
     rms_norm_eps: float = 1e-5
     rope_theta: float = 100000.0
+    draft_vocab_size: int = 0
+    confidence_head_with_markov: bool = True
+
+    def __post_init__(self) -> None:
+        if self.markov_rank == 0:  # there is no embedding for the confidence head to read
+            object.__setattr__(self, "confidence_head_with_markov", False)
 
 
 class RMSNorm(nn.Module):
@@ -145,18 +155,36 @@ ContextKV = list[tuple[Tensor, Tensor]]
 class DSparkDraft(nn.Module):
     """Backbone, Markov head and confidence head. Embedding and lm_head are the target's and stay outside."""
 
-    def __init__(self, shape: DraftShape) -> None:
+    def __init__(self, shape: DraftShape, vocabulary: DraftVocabulary | None = None) -> None:
+        """`vocabulary` is read where `shape` reduces it; without it, it has to come with the weights."""
         super().__init__()
         self.shape = shape
+        if shape.draft_vocab_size:
+            offsets = torch.zeros(shape.draft_vocab_size, dtype=torch.int64)
+            self.register_buffer("d2t", offsets if vocabulary is None else vocabulary.offsets)
         hidden = shape.hidden_size
         self.fc = nn.Linear(len(shape.target_layer_ids) * hidden, hidden, bias=False)
         self.hidden_norm = RMSNorm(hidden, shape.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_hidden_layers))
         self.norm = RMSNorm(hidden, shape.rms_norm_eps)
-        self.markov_head = build_markov(
-            shape.markov_head_type, shape.vocab_size, shape.markov_rank, hidden, shape.markov_activation
-        )
-        self.confidence_head = ConfidenceHead(hidden, shape.markov_rank)
+        self.markov_head: VanillaMarkov | NoMarkov = build_markov(
+            shape.markov_head_type, shape.vocab_size, shape.markov_rank, hidden, shape.markov_activation,
+            shape.draft_vocab_size,
+        )  # fmt: skip
+        self.confidence_head = ConfidenceHead(hidden, shape.markov_rank, shape.confidence_head_with_markov)
+
+    @property
+    def vocabulary(self) -> DraftVocabulary | None:
+        """The tokens it can propose; None: all."""
+        if not self.shape.draft_vocab_size:
+            return None
+        offsets = self.get_buffer("d2t")
+        return DraftVocabulary.from_offsets(offsets, self.shape.vocab_size, "draft checkpoint")
+
+    def lm_head(self, target_lm_head: Tensor) -> Tensor:
+        """The target's rows of the tokens it can propose: [V, H] -> [Vd, H]."""
+        vocabulary = self.vocabulary
+        return target_lm_head if vocabulary is None else target_lm_head[vocabulary.ids]
 
     def context(self, features: Tensor, positions: Tensor) -> ContextKV:
         """Keys and values that the target's hidden states inject, per layer.

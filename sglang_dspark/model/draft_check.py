@@ -49,6 +49,8 @@ def check_draft(path: Path | str, target_config: dict[str, Any]) -> DraftReading
     _check_tensors(config, shapes, str(path))
     if config.markov_rank == 0:
         notes.append("no Markov head: a DFlash draft, positions are drafted independently")
+    if config.draft_vocab_size:
+        notes.append(f"proposes {config.draft_vocab_size} of the target's {config.vocab_size} tokens")
     if not config.enable_confidence_head:
         notes.append("no confidence head: survival cannot be predicted, only measured")
     return DraftReading(config, len(shapes), sum(_count(shape) for shape in shapes.values()), tuple(notes))
@@ -134,9 +136,11 @@ def expected_shapes(config: DraftConfig) -> Shapes:
     if config.family in _QWEN3_LAYERS and config.architecture != "Gemma4DSparkModel":
         for layer in range(config.num_hidden_layers):
             shapes |= {f"layers.{layer}.{name}.weight": shape for name, shape in _layer_shapes(config).items()}
+    if config.draft_vocab_size and config.family is not Family.SPECULATORS:
+        shapes["d2t"] = (config.draft_vocab_size,)
     if rank > 0 and config.family is not Family.SPECULATORS:
         shapes["markov_head.markov_w1.weight"] = (vocabulary, rank)
-        shapes["markov_head.markov_w2.weight"] = (vocabulary, rank)
+        shapes["markov_head.markov_w2.weight"] = (config.draft_vocab_size or vocabulary, rank)
         if config.markov_head_type == "gated":
             shapes |= {"markov_head.gate_proj.weight": (rank, hidden + rank), "markov_head.gate_proj.bias": (rank,)}
         if config.markov_head_type == "rnn":

@@ -18,7 +18,7 @@ from sglang_dspark.ops.draft_block import (
     native_covers,
 )  # fmt: skip
 from sglang_dspark.ops.draft_q import SparseQ
-from sglang_dspark.ops.draft_torch import draft_block_torch, drawable
+from sglang_dspark.ops.draft_torch import draft_block_torch, drawable, select_candidates
 from sglang_dspark.ops.extension import extension, warn_missing, warn_torch
 from sglang_dspark.ops.noise import Noise
 
@@ -36,6 +36,28 @@ class Candidates:
     ids: Tensor
     values: Tensor
     rows: Tensor | None
+
+
+def best_candidates(base_logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The `size` largest base logits of every position, the lower column of equal ones.
+
+    Args:
+        base_logits: `[B, γ, W]`, W of at least `size`.
+
+    Returns:
+        columns `[B, γ, C]` int32 ascending, values `[B, γ, C]` float32, all NaN where a base logit is NaN or +inf.
+    """
+    largest = base_logits.amax(dim=-1, keepdim=True).float()  # NaN if there is one
+    if base_logits.device.type == cuda.device_type() and not cuda.select_not_covered(base_logits, size):
+        ids, values, _ = cuda.select_candidates(base_logits, size)
+    else:
+        wide = torch.where(largest < float("inf"), base_logits.float(), 0.0)
+        ids = select_candidates(wide, size)
+        values = wide.gather(2, ids)
+    # A row that is undefined, or excluded as a whole, has no best entries: its first columns stand for them.
+    ids = torch.where(largest.isfinite(), ids, torch.arange(size, device=ids.device)).to(torch.int32)
+    nothing = torch.where(largest < float("inf"), float("-inf"), float("nan"))
+    return ids, torch.where(largest.isfinite(), values, nothing)
 
 
 def draft_candidates(

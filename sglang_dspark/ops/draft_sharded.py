@@ -14,11 +14,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from sglang_dspark.ops import cuda
 from sglang_dspark.ops.checks import check_draft, rows_contiguous
 from sglang_dspark.ops.draft_block import ConfidenceHead, DraftBlock, DraftFilter, MarkovHead
-from sglang_dspark.ops.draft_candidates import Candidates, draft_candidates
-from sglang_dspark.ops.draft_torch import select_candidates
+from sglang_dspark.ops.draft_candidates import Candidates, best_candidates, draft_candidates
 from sglang_dspark.ops.noise import Noise
 
 # Below every key: what pads a shard that has fewer than C tokens.
@@ -119,17 +117,7 @@ def _local_candidates(base_logits: Tensor, support: int, shards: VocabShards) ->
     """
     first, end = shards.own
     size, sent = min(support, end - first), min(support, shards.widest)
-    largest = base_logits.amax(dim=-1, keepdim=True).float()  # NaN if there is one
-    if base_logits.device.type == cuda.device_type() and not cuda.select_not_covered(base_logits, size):
-        ids, values, _ = cuda.select_candidates(base_logits, size)
-    else:
-        wide = torch.where(largest < float("inf"), base_logits.float(), 0.0)
-        ids = select_candidates(wide, size)
-        values = wide.gather(2, ids)
-    # A row that is undefined, or excluded as a whole, has no best entries: its first tokens stand for them.
-    ids = torch.where(largest.isfinite(), ids, torch.arange(size, device=ids.device)).to(torch.int32)
-    nothing = torch.where(largest < float("inf"), float("-inf"), float("nan"))
-    values = torch.where(largest.isfinite(), values, nothing)
+    ids, values = best_candidates(base_logits, size)
     padding = (0, sent - size)
     return F.pad(ids + first, padding, value=-1), F.pad(values, padding, value=float("-inf"))
 

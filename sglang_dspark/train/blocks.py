@@ -37,6 +37,12 @@ class Batch:
     top_ids: Tensor
     top_probs: Tensor
 
+    def previous_by_block(self, gamma: int) -> Tensor:
+        """int64 [S * A, gamma]: `previous` in the blocks' layout, 0 where there is no label."""
+        flat = torch.zeros(self.input_ids.numel(), dtype=torch.long)
+        flat[self.kept] = self.previous
+        return flat.view(-1, gamma)
+
 
 def sample_anchors(row: Row, count: int, generator: torch.Generator) -> Tensor:
     """int64 [<= count], ascending, distinct positions of `row.anchors`; all of them where the row is short."""

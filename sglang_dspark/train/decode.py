@@ -91,12 +91,15 @@ def draft_block(
     positions = torch.arange(anchor, anchor + gamma).unsqueeze(0)
     embedded = F.embedding(ids, target.embedding).to(draft.fc.weight.dtype)
     hidden = draft.block(embedded, positions, context, None)[0]
-    base = F.linear(hidden.to(target.lm_head.dtype), target.lm_head).float()
+    base = F.linear(hidden.to(target.lm_head.dtype), draft.lm_head(target.lm_head)).float()
+    vocabulary = draft.vocabulary
     tokens, rows, state = [], [], None
     previous = torch.tensor([anchor_token])
     for k in range(gamma):
         latents, state = draft.markov_head.step(previous, hidden[k : k + 1], state)
         q = distribution(base[k : k + 1] + draft.markov_head.bias(latents).float(), temperature)
+        if vocabulary is not None:
+            q = vocabulary.expand(q.T).T
         tokens.append(_draw(q, generator))
         rows.append(q)
         previous = torch.tensor([tokens[-1]])

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sglang_dspark.model.draft import DSparkDraft
-from sglang_dspark.train.blocks import build_batch
+from sglang_dspark.train.blocks import Batch, build_batch
 from sglang_dspark.train.data import Row
 from sglang_dspark.train.target import RowFeatures, Target
 
@@ -84,38 +84,40 @@ def acceptance(draft: DSparkDraft, target: Target, row: Row, chunk: int = 512) -
     batch = build_batch(
         [row], [RowFeatures(hidden[0, :end], dummy.int(), dummy)], [places], gamma, draft.shape.mask_token_id
     )
-    states = draft_states(draft, target, batch.features, batch.input_ids, batch.positions, batch.mask)
-    states = states.flatten(0, 1)[batch.kept].float()
-    latents = draft.markov_head.latents(batch.previous, states)
-    head, w2 = target.lm_head.float(), draft.markov_head.markov_w2.weight.float()
+    states, latents = (t.float() for t in draft_outputs(draft, target, batch))
+    head, w2, vocabulary = draft.lm_head(target.lm_head).float(), draft.markov_head.w2.float(), draft.vocabulary
     temperature = row.T if row.T > 0 else 1.0
     target_row = batch.kept // gamma + batch.slot  # row of `last` (from the first anchor) that predicts the label
     parts = last[0, len(row.p) : end].split(chunk) if row.T > 0 else ()  # at T = 0 only the draft's argmax counts
-    log_p = [(F.linear(part.float(), head) / temperature).log_softmax(-1) for part in parts]
+    log_p = [(target.logits(part).float() / temperature).log_softmax(-1) for part in parts]
     target_log_p = torch.cat(log_p) if log_p else torch.zeros(0)
+    drafted = batch.labels if vocabulary is None else vocabulary.index[batch.labels]  # -1: it cannot be
     values = []
     for start in range(0, len(states), chunk):
         rows = slice(start, start + chunk)
         logits = (F.linear(states[rows], head) + F.linear(latents[rows].float(), w2)) / temperature
-        labels = batch.labels[rows]
+        labels = drafted[rows]
         if row.T == 0:
             values.append((logits.argmax(-1) == labels).double())
         else:
-            log_q = logits.log_softmax(-1).gather(1, labels.unsqueeze(1)).squeeze(1)
-            values.append((log_q - target_log_p[target_row[rows], labels]).double().exp().clamp_max(1.0))
+            log_q = logits.log_softmax(-1).gather(1, labels.clamp_min(0).unsqueeze(1)).squeeze(1)
+            ratio = (log_q - target_log_p[target_row[rows], batch.labels[rows]]).double().exp().clamp_max(1.0)
+            values.append(torch.where(labels < 0, 0.0, ratio))
     accept = torch.zeros(len(places) * gamma, dtype=torch.float64)
     accept[batch.kept] = torch.cat(values)
     return accept.view(len(places), gamma)
 
 
-def draft_states(
-    draft: DSparkDraft, target: Target, features: Tensor, input_ids: Tensor, positions: Tensor, mask: Tensor
-) -> Tensor:
-    """Hidden states [S, Q, H] of a batch's blocks."""
-    kind = draft.fc.weight.dtype
-    where = torch.arange(features.shape[1]).expand(len(features), -1)
-    context = draft.context(features.to(kind), where)
-    return draft.block(F.embedding(input_ids, target.embedding).to(kind), positions, context, mask)
+def draft_outputs(draft: DSparkDraft, target: Target, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Hidden states [N, H] at a batch's labelled positions, and the head's latents [N, r] given the tokens before."""
+    kind, gamma = draft.fc.weight.dtype, draft.shape.block_size
+    where = torch.arange(batch.features.shape[1]).expand(len(batch.features), -1)
+    context = draft.context(batch.features.to(kind), where)
+    embedded = F.embedding(batch.input_ids, target.embedding).to(kind)
+    states = draft.block(embedded, batch.positions, context, batch.mask)
+    # By block: the rnn head's state starts anew at each anchor.
+    latents = draft.markov_head.latents(batch.previous_by_block(gamma), states.reshape(-1, gamma, states.shape[-1]))
+    return states.flatten(0, 1)[batch.kept], latents.flatten(0, 1)[batch.kept]
 
 
 def evaluate(draft: DSparkDraft, target: Target, rows: Iterable[Row]) -> dict[tuple[str, float], AcceptLength]:

@@ -71,7 +71,7 @@ def decode(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache
         ).last_hidden_state[:, -1]
         # The model's own lm_head on this strided slice would copy its weight once per row.
-        logits = torch.nn.functional.linear(last.contiguous(), target.lm_head)
+        logits = target.logits(last.contiguous())
         tokens = sample(logits, temperature, generator)
         for index, token in zip(alive, tokens.tolist(), strict=True):
             responses[index].append(token)

@@ -11,25 +11,37 @@ from torch import Tensor
 
 from sglang_dspark.errors import ConfigError
 from sglang_dspark.model.draft import DraftShape, DSparkDraft
+from sglang_dspark.model.draft_vocabulary import DraftVocabulary
+from sglang_dspark.model.heads import VanillaMarkov
 from sglang_dspark.train.target import Target
 
+# Targets whose layers compute what a draft's do, but for norms of q and k.
+_READABLE = ("llama", "mistral", "qwen2", "qwen3")
 _COPIED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "post_attention_layernorm", "input_layernorm")
 
 
 @torch.no_grad()
-def from_target(shape: DraftShape, target: Target, seed: int) -> DSparkDraft:
+def from_target(shape: DraftShape, target: Target, seed: int, vocabulary: DraftVocabulary | None = None) -> DSparkDraft:
     """A fresh draft; layer i of n starts as the target's layer `last - n + 1 + i`.
+
+    `vocabulary`: the tokens it may propose, where `shape` reduces them.
+
+    Of a target with layers of another kind only the head is read.
 
     Raises:
         ConfigError: the target's layers have other sizes than the draft's.
     """
     torch.manual_seed(seed)
-    draft = DSparkDraft(shape)
+    draft = DSparkDraft(shape, vocabulary)
     weights = {name: tensor.float() for name, tensor in target.model.state_dict().items()}
     layers, hidden = int(target.config["num_hidden_layers"]), shape.hidden_size
     sources = [f"model.layers.{layers - shape.num_hidden_layers + i}." for i in range(shape.num_hidden_layers)]
-    if sources[0] + "self_attn.q_proj.weight" not in weights:
-        raise ConfigError("--target: a draft starts from the target's last layers, which need Llama-style names here")
+    if isinstance(draft.markov_head, VanillaMarkov):
+        _initialise_markov(draft.markov_head, target.embedding.float())
+    draft.confidence_head.proj.weight.zero_()
+    draft.confidence_head.proj.bias.zero_()
+    if target.config.get("model_type") not in _READABLE:
+        return draft  # its layers compute something else than the draft's: they start at random
     # Pass the last feature layer through and drop the others; training mixes them in.
     draft.fc.weight.zero_()
     draft.fc.weight[:, -hidden:] = torch.eye(hidden)
@@ -43,12 +55,13 @@ def from_target(shape: DraftShape, target: Target, seed: int) -> DSparkDraft:
             weight = weights[f"{source}self_attn.{name}.weight"]
             _copy(layer.get_submodule(f"self_attn.{name}"), weight)
         own = weights[source + "input_layernorm.weight"]
-        for name in ("q", "k"):  # the target has no q and k norms: restore the size its projections have
-            size = _typical_norm(weights[f"{source}self_attn.{name}_proj.weight"] * own)
-            layer.get_submodule(f"self_attn.{name}_norm").get_parameter("weight").fill_(size)
-    _initialise_markov(draft, weights["model.embed_tokens.weight"])
-    draft.confidence_head.proj.weight.zero_()
-    draft.confidence_head.proj.bias.zero_()
+        for name in ("q", "k"):
+            norm = layer.get_submodule(f"self_attn.{name}_norm")
+            if f"{source}self_attn.{name}_norm.weight" in weights:
+                _copy(norm, weights[f"{source}self_attn.{name}_norm.weight"])
+            else:  # restore the size its projections have
+                size = _typical_norm(weights[f"{source}self_attn.{name}_proj.weight"] * own)
+                norm.get_parameter("weight").fill_(size)
     return draft
 
 
@@ -64,11 +77,11 @@ def _typical_norm(weight: Tensor) -> float:
     return float(weight.square().sum(-1).mean().sqrt())
 
 
-def _initialise_markov(draft: DSparkDraft, embedding: Tensor) -> None:
+def _initialise_markov(head: VanillaMarkov, embedding: Tensor) -> None:
     """W1: the embedding's main axes, so that similar tokens start with similar rows. W2: zero, so no bias at first."""
-    rank = draft.shape.markov_rank
+    rank = head.markov_w1.weight.shape[1]
     centred = embedding - embedding.mean(0)
     axes = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -rank:]
     projected = centred @ axes
-    draft.markov_head.markov_w1.weight.copy_(projected / projected.std())
-    draft.markov_head.markov_w2.weight.zero_()
+    head.markov_w1.weight.copy_(projected / projected.std())
+    head.markov_w2.weight.zero_()

@@ -24,9 +24,8 @@ class LossWeights:
 
 
 def position_weights(slot: Tensor, decay: float) -> Tensor:
-    """`w_k = exp(-(k-1) / decay)` normalised to sum 1 over the rows. slot int64 [N] (0 is k = 1) -> float32 [N]."""
-    weights = torch.exp(-slot.float() / decay)
-    return weights / weights.sum()
+    """`w_k = exp(-(k-1) / decay)`, not normalised. slot int64 [N] (0 is k = 1) -> float32 [N]."""
+    return torch.exp(-slot.float() / decay)
 
 
 class _VocabularyLoss(torch.autograd.Function):
@@ -83,27 +82,32 @@ class _VocabularyLoss(torch.autograd.Function):
 def _loss_and_gradient_(
     q: Tensor, top_ids: Tensor, top_probs: Tensor, labels: Tensor, row_weights: Tensor, weights: LossWeights
 ) -> tuple[Tensor, Tensor]:
-    """Weighted loss per row [n] and `‖p - q‖₁` [n]; q [n, V] is overwritten by the loss's gradient in the logits."""
+    """Weighted loss per row [n] and `‖p - q‖₁` [n]; q [n, V] is overwritten by the loss's gradient in the logits.
+
+    A token of p that cannot be drafted (-1) has q = 0 whatever the logits are, and a label like that no cross-entropy.
+    """
     wide = torch.promote_types(q.dtype, torch.float32)
-    q_top, p_top = q.gather(1, top_ids).to(wide), top_probs.to(wide)
+    drafted, labelled = (top_ids >= 0).to(wide), (labels >= 0).to(wide)
+    top_ids, labels = top_ids.clamp_min(0), labels.clamp_min(0)
+    q_top, p_top = q.gather(1, top_ids).to(wide) * drafted, top_probs.to(wide)
     q_label = q.gather(1, labels.unsqueeze(1)).squeeze(1).to(wide)
     q_rest, p_rest = 1 - q_top.sum(-1), 1 - p_top.sum(-1)
-    sign, sign_rest = (q_top - p_top).sign(), (q_rest - p_rest).sign()
-    if top_ids.shape[1] == q.shape[1]:  # nothing is left out; what rounding leaves must not steer
-        sign_rest = torch.zeros_like(sign_rest)
+    sign, sign_rest = (q_top - p_top).sign() * drafted, (q_rest - p_rest).sign()
+    # Where q has no other entries, what rounding leaves must not steer.
+    sign_rest = torch.where(drafted.sum(-1) == q.shape[1], 0.0, sign_rest)
     l1 = (q_top - p_top).abs().sum(-1) + (q_rest - p_rest) * sign_rest
-    cross_entropy = -q_label.clamp_min(torch.finfo(torch.float32).tiny).log()
+    cross_entropy = -q_label.clamp_min(torch.finfo(torch.float32).tiny).log() * labelled
     loss = row_weights * (weights.cross_entropy * cross_entropy + weights.total_variation * l1)
     # d l1 / d z_j = q_j (s_j - Σ s q); d CE / d z_j = q_j - [j = label]
     mean_sign = (sign * q_top).sum(-1) + sign_rest * q_rest
-    dense = row_weights * (weights.cross_entropy + weights.total_variation * (sign_rest - mean_sign))
+    dense = row_weights * (weights.cross_entropy * labelled + weights.total_variation * (sign_rest - mean_sign))
     sparse = (row_weights * weights.total_variation).unsqueeze(1) * q_top * (sign - sign_rest.unsqueeze(1))
     q.mul_(dense.unsqueeze(1).to(q.dtype))
     # On a flat view: `scatter_add_` along the vocabulary takes 200 times as long on a CPU.
     row_start = torch.arange(len(q), device=q.device) * q.shape[1]
     flat = q.view(-1)
     flat.index_add_(0, (top_ids + row_start.unsqueeze(1)).view(-1), sparse.to(q.dtype).view(-1))
-    flat.index_add_(0, labels + row_start, (-weights.cross_entropy * row_weights).to(q.dtype))
+    flat.index_add_(0, labels + row_start, (-weights.cross_entropy * row_weights * labelled).to(q.dtype))
     return loss, l1
 
 
@@ -112,15 +116,15 @@ def vocabulary_sample(
 ) -> tuple[Tensor, Tensor]:
     """A part of the vocabulary that stands for all of it in one batch.
 
-    It holds every token of `top_ids` and `labels`, and `extra` others drawn uniformly. The others' logits are raised
-    by the log of how many tokens each stands for, so that the softmax normaliser keeps its expectation.
+    It holds every token of `top_ids` and `labels` (-1 is none), and `extra` others drawn uniformly. The others' logits
+    are raised by the log of how many tokens each stands for, so that the softmax normaliser keeps its expectation.
 
     Returns:
         int64 [M] ascending token ids, and float32 [M] what to add to their logits.
     """
     needed = torch.zeros(vocab_size, dtype=torch.bool)
-    needed[top_ids.flatten()] = True
-    needed[labels] = True
+    for ids in (top_ids.flatten(), labels):
+        needed[ids[ids >= 0]] = True
     others = (~needed).nonzero().squeeze(1)
     drawn = others[torch.randperm(len(others), generator=generator)[:extra]]
     ids = torch.cat([needed.nonzero().squeeze(1), drawn]).sort().values
@@ -148,10 +152,11 @@ def vocabulary_loss(
     below (C = V is exact). The matmuls run in the dtype of `lm_head`.
 
     Args:
-        hidden: [N, H]; latents: [N, r]; w2: [V, r]. These receive gradients.
+        hidden: [N, H]; latents: [N, r]; w2: [V, r]. These receive gradients. V counts what can be drafted.
         lm_head: [V, H], frozen.
-        top_ids: int64 [N, C]; top_probs: [N, C], probabilities.
-        labels: int64 [N]; row_weights: [N].
+        top_ids: int64 [N, C], rows of `lm_head`, -1 for a token of the target's that has none; top_probs: [N, C],
+            probabilities.
+        labels: int64 [N], likewise; row_weights: [N].
         sample: from `vocabulary_sample`; None sums over the whole vocabulary.
 
     Returns:
@@ -162,7 +167,7 @@ def vocabulary_loss(
     if sample is not None:
         ids, offset = sample
         w2, lm_head = w2[ids], lm_head[ids]
-        top_ids, labels = torch.searchsorted(ids, top_ids), torch.searchsorted(ids, labels)
+        top_ids, labels = (torch.where(t < 0, t, torch.searchsorted(ids, t)) for t in (top_ids, labels))
     return _VocabularyLoss.apply(
         hidden, latents, w2, lm_head, top_ids, top_probs, labels, row_weights, offset, weights, chunk, want_hits
     )

@@ -3,6 +3,7 @@
 train data --target T --prompts P.jsonl --out text.jsonl.gz     the target answers prompts
 train run --target T --data text.jsonl.gz --out runs/a          train (again with the same --out: resume)
 train export --target T --run runs/a --out draft                write the averaged weights as a checkpoint
+train reduce --draft draft --data text.jsonl.gz --size 8192 --out draft-8k     let it propose frequent tokens only
 train eval --target T --draft draft --data heldout.jsonl.gz     accept length by domain and temperature
 """
 
@@ -13,13 +14,14 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 
 from sglang_dspark.errors import ConfigError, DSparkError
 from sglang_dspark.model.draft import DraftShape
-from sglang_dspark.train.settings import TrainSettings
+from sglang_dspark.train.configs import read_config, shipped
+from sglang_dspark.train.settings import DraftSettings, TrainSettings, add_flags, given
 
 
 def main(argv: list[str]) -> int:
@@ -35,7 +37,7 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sglang_dspark train", description=__doc__.split("\n")[0] if __doc__ else "")
-    commands = parser.add_subparsers(required=True, metavar="{data,run,export,eval}")
+    commands = parser.add_subparsers(required=True, metavar="{data,run,export,reduce,eval}")
 
     def command(name: str, run: Any, help_text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=help_text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -59,20 +61,22 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--data", type=Path, nargs="+", required=True, help="target-generated text (JSON Lines)")
     run.add_argument("--out", type=Path, required=True, help="folder of the run; one with a checkpoint is resumed")
     run.add_argument("--export", type=Path, help="write the draft here at every save")
-    run.add_argument("--layers", type=int, default=2, help="draft layers")
-    run.add_argument("--block-size", type=int, default=5, help="gamma: tokens drafted a round")
-    run.add_argument("--target-layer-ids", type=int, nargs="+", help="layers whose outputs the draft reads")
-    run.add_argument("--mask-token-id", type=int, default=0, help="token that fills a block behind its anchor")
-    run.add_argument("--markov-rank", type=int, default=64)
-    run.add_argument("--markov-head", choices=["vanilla", "gated", "rnn"], default="vanilla")
-    hints = get_type_hints(TrainSettings)
-    for field in dataclasses.fields(TrainSettings):
-        flag = "--" + field.name.replace("_", "-")
-        run.add_argument(flag, type=hints[field.name], default=field.default, help=field.metadata["help"])
+    run.add_argument("--config", help=f"settings to start from, a .toml file or one of {', '.join(shipped())}")
+    add_flags(run, DraftSettings)
+    add_flags(run, TrainSettings)
 
     export = command("export", _export, "write a run's averaged weights as a checkpoint")
     export.add_argument("--run", dest="folder", type=Path, required=True, help="folder of the run")
     export.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
+    export.add_argument(
+        "--zero-head", action="store_true", help="give a DFlash draft a head that adds nothing: DSPARK then serves it"
+    )
+
+    reduce = command("reduce", _reduce, "let a draft propose the most frequent tokens only")
+    reduce.add_argument("--draft", type=Path, required=True, help="folder of the draft checkpoint")
+    reduce.add_argument("--data", type=Path, nargs="+", required=True, help="text of the target")
+    reduce.add_argument("--size", type=int, required=True, help="tokens it keeps")
+    reduce.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
 
     evaluate = command("eval", _eval, "accept length by domain and temperature")
     evaluate.add_argument("--draft", type=Path, required=True, help="folder of the draft checkpoint")
@@ -131,21 +135,40 @@ def _data(arguments: argparse.Namespace) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    from sglang_dspark.train.data import limit_per_domain, read_rows, split_rows
+    from sglang_dspark.model.draft_vocabulary import most_frequent
+    from sglang_dspark.train.data import fit_rows, limit_per_domain, read_rows, split_rows
     from sglang_dspark.train.export import export
+    from sglang_dspark.train.generate import stop_ids
     from sglang_dspark.train.initialise import from_target
-    from sglang_dspark.train.loop import CHECKPOINT, Trainer
+    from sglang_dspark.train.loop import Trainer
+    from sglang_dspark.train.ranks import Ranks
+    from sglang_dspark.train.state import CHECKPOINT
 
-    settings = TrainSettings(**{f.name: getattr(arguments, f.name) for f in dataclasses.fields(TrainSettings)})
-    rows, validation = split_rows(read_rows(arguments.data), settings.validation_share, settings.seed)
-    rows = limit_per_domain(rows, settings.rows_per_domain, settings.seed)
+    of_draft, of_training = read_config(arguments.config) if arguments.config else ({}, {})
+    wanted = DraftSettings(**(of_draft | given(arguments, DraftSettings)))
+    settings = TrainSettings(**(of_training | given(arguments, TrainSettings)))
+    ranks = Ranks.join()
+    read = read_rows(arguments.data)
     target = _target(arguments)
-    shape = _shape(arguments, target.config)
-    trainer = Trainer(from_target(shape, target, settings.seed), target, rows, validation, settings, arguments.out)
+    shape = _shape(wanted, target.config)
+    limit = wanted.max_row_tokens or int(target.config["max_position_embeddings"])
+    usable, said = fit_rows(read, limit, shape.vocab_size)
+    notes = [said] if said else []
+    rows, validation = split_rows(usable, settings.validation_share, settings.seed)
+    rows = limit_per_domain(rows, settings.rows_per_domain, settings.seed)
+    vocabulary = None
+    if shape.draft_vocab_size:
+        texts = (row.r for row in rows)
+        vocabulary, covered = most_frequent(texts, shape.draft_vocab_size, shape.vocab_size, stop_ids(target))
+        notes.append(f"{shape.draft_vocab_size} draft tokens cover {covered:.2%} of the answers")
+    draft = from_target(shape, target, settings.seed, vocabulary)
+    trainer = Trainer(draft, target, rows, validation, settings, arguments.out, ranks)
     if (arguments.out / CHECKPOINT).exists():
         trainer.load()
-        print(f"resuming {arguments.out} at step {trainer.step}", file=sys.stderr)
-    print(f"{len(rows)} answers to train on, {len(trainer.validation)} to validate", file=sys.stderr)
+        notes.append(f"resuming {arguments.out} at step {trainer.step}")
+    notes.append(f"{len(rows)} answers to train on, {len(trainer.validation)} to validate")
+    if ranks.first:
+        print("\n".join(notes), file=sys.stderr)
 
     def on_save() -> None:
         if arguments.export:
@@ -154,26 +177,36 @@ def _run(arguments: argparse.Namespace) -> None:
     trainer.run(on_save)
 
 
-def _shape(arguments: argparse.Namespace, config: dict[str, Any]) -> DraftShape:
-    layers = int(config["num_hidden_layers"])
-    ids = arguments.target_layer_ids or default_layer_ids(layers)
-    if max(ids) > layers - 2 or min(ids) < 0 or sorted(set(ids)) != list(ids):
+def _shape(wanted: DraftSettings, config: dict[str, Any]) -> DraftShape:
+    layers, vocabulary, hidden = (int(config[n]) for n in ("num_hidden_layers", "vocab_size", "hidden_size"))
+    ids = list(wanted.target_layer_ids) or default_layer_ids(layers)
+    if max(ids) > layers - 2 or min(ids) < 0 or sorted(set(ids)) != ids:
         # The engine captures what enters a layer, so the last layer's output is out of its reach.
         raise ConfigError(f"--target-layer-ids {ids}: ascending, each between 0 and {layers - 2}")
+    for flag, value, most in (
+        ("--draft-vocab-size", wanted.draft_vocab_size, vocabulary),
+        ("--mask-token-id", wanted.mask_token_id, vocabulary - 1),
+        ("--markov-rank", wanted.markov_rank if wanted.markov_head != "none" else 0, hidden),
+    ):
+        if value > most:
+            raise ConfigError(f"{flag} {value}: at most {most} with this target")
     rope = config.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)  # Gemma has one set for each kind of layer
     return DraftShape(
-        vocab_size=int(config["vocab_size"]),
-        hidden_size=int(config["hidden_size"]),
-        num_hidden_layers=arguments.layers,
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        num_hidden_layers=wanted.layers,
         num_attention_heads=int(config["num_attention_heads"]),
         num_key_value_heads=int(config["num_key_value_heads"]),
-        head_dim=int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]),
+        head_dim=int(config.get("head_dim") or hidden // config["num_attention_heads"]),
         intermediate_size=int(config["intermediate_size"]),
-        block_size=arguments.block_size,
+        block_size=wanted.block_size,
         target_layer_ids=tuple(ids),
-        mask_token_id=arguments.mask_token_id,
-        markov_rank=arguments.markov_rank,
-        markov_head_type=arguments.markov_head,
+        mask_token_id=wanted.mask_token_id,
+        markov_rank=0 if wanted.markov_head == "none" else wanted.markov_rank,
+        markov_head_type="vanilla" if wanted.markov_head == "none" else wanted.markov_head,
+        markov_activation=wanted.markov_activation,
+        draft_vocab_size=wanted.draft_vocab_size % vocabulary,
         rms_norm_eps=float(config["rms_norm_eps"]),
         rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or 10000.0),
     )
@@ -186,17 +219,30 @@ def default_layer_ids(layers: int) -> list[int]:
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    from sglang_dspark.train.export import export
-    from sglang_dspark.train.loop import CHECKPOINT
+    from sglang_dspark.train.export import export, with_zero_head
+    from sglang_dspark.train.state import read_state, shape_of, weights_of
 
-    path = arguments.folder / CHECKPOINT
-    if not path.is_file():
-        raise ConfigError(f"--run {arguments.folder}: no {CHECKPOINT} there")
-    state = torch.load(path, weights_only=True)
-    shape = DraftShape(**{**state["shape"], "target_layer_ids": tuple(state["shape"]["target_layer_ids"])})
-    weights = state["ema"] if state["settings"]["ema_decay"] > 0 else state["draft"]
-    weights["fc.weight"] = weights["fc.weight"] / state["feature_scale"]
+    state = read_state(arguments.folder)
+    weights, shape = weights_of(state), shape_of(state)
+    if arguments.zero_head:
+        weights, shape = with_zero_head(weights, shape)
     export(weights, shape, _target(arguments).config, arguments.out)
+
+
+def _reduce(arguments: argparse.Namespace) -> None:
+    from sglang_dspark.model.draft_vocabulary import most_frequent
+    from sglang_dspark.train.data import read_rows
+    from sglang_dspark.train.export import export, load_draft, reduced
+    from sglang_dspark.train.generate import stop_ids
+
+    draft = load_draft(arguments.draft)
+    if not 0 < arguments.size < draft.shape.vocab_size:
+        raise ConfigError(f"--size {arguments.size}: must lie between 0 and the draft's {draft.shape.vocab_size}")
+    target = _target(arguments)
+    texts = (row.r for row in read_rows(arguments.data))
+    vocabulary, covered = most_frequent(texts, arguments.size, draft.shape.vocab_size, stop_ids(target))
+    print(f"{arguments.size} draft tokens cover {covered:.2%} of the answers", file=sys.stderr)
+    export(*reduced(draft.state_dict(), draft.shape, vocabulary), target.config, arguments.out)
 
 
 def _eval(arguments: argparse.Namespace) -> None:

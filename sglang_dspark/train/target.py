@@ -64,7 +64,11 @@ class Target:
         self.model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device).eval()
         self.model.requires_grad_(False)
         self.config: dict[str, Any] = self.model.config.to_dict()
-        self.embedding: Tensor = self.model.get_input_embeddings().weight
+        embedding = self.model.get_input_embeddings()
+        # Gemma multiplies what it looks up, and bends its logits.
+        scale = getattr(embedding, "embed_scale", None)
+        self.embedding: Tensor = embedding.weight if scale is None else embedding.weight * scale
+        self.softcap = float(self.config.get("final_logit_softcapping") or 0.0)
         self.lm_head: Tensor = self.model.get_output_embeddings().weight
 
     @torch.no_grad()
@@ -84,6 +88,11 @@ class Target:
         layers = [output.hidden_states[i + 1] for i in layer_ids]
         return torch.cat(layers, dim=-1), output.last_hidden_state
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., H], the final norm applied -> [..., V] in the weights' dtype."""
+        logits = torch.nn.functional.linear(hidden, self.lm_head)
+        return torch.tanh(logits / self.softcap) * self.softcap if self.softcap else logits
+
     @torch.no_grad()
     def features(self, rows: list[Row], layer_ids: tuple[int, ...], top: int) -> list[RowFeatures]:
         """`RowFeatures` of each row; `top` is C."""
@@ -91,7 +100,7 @@ class Target:
         result = []
         for index, row in enumerate(rows):
             end = len(row.tokens) - 1
-            logits = torch.nn.functional.linear(last[index, len(row.p) : end], self.lm_head)
+            logits = self.logits(last[index, len(row.p) : end])
             probs, ids = logits.softmax(-1).topk(min(top, logits.shape[-1]), dim=-1)
             kept = hidden[index, :end].to(torch.bfloat16).clone()
             result.append(RowFeatures(kept, ids.to(torch.int32), probs.to(torch.bfloat16)))

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from sglang_dspark.model.draft import DraftShape, DSparkDraft
+from sglang_dspark.model.draft_vocabulary import DraftVocabulary
 from sglang_dspark.train.data import Row
 from sglang_dspark.train.decode import accept, decode, decode_rows, distribution
 from sglang_dspark.train.evaluate import acceptance, evaluate, expected_rounds, mean_over_domains
+from sglang_dspark.train.export import reduced as make_reduced
 from sglang_dspark.train.generate import decode as plain_decode
 from sglang_dspark.train.initialise import from_target
 from sglang_dspark.train.target import Target
@@ -62,6 +64,43 @@ def test_sampled_loop_agrees_with_teacher_forcing(draft: DSparkDraft, target: Ta
     exact = evaluate(draft, target, rows)["x", 1.0].mean
     measured = decode_rows(draft, target, rows, 24, seed=1)["x", 1.0].mean
     assert measured == pytest.approx(exact, rel=0.08)
+
+
+@pytest.fixture(scope="module")
+def reduced(draft: DSparkDraft) -> DSparkDraft:
+    """The draft with two thirds of the tokens."""
+    ids = torch.tensor([t for t in range(draft.shape.vocab_size) if t % 3])
+    weights, shape = make_reduced(draft.state_dict(), draft.shape, DraftVocabulary(ids, draft.shape.vocab_size))
+    made = DSparkDraft(shape)
+    made.load_state_dict(weights)
+    return made.eval().requires_grad_(False)
+
+
+def test_a_reduced_vocabulary_in_loop_and_teacher_forcing(reduced: DSparkDraft, target: Target) -> None:
+    """Greedy text is plain decoding's, with the rounds that teacher forcing counts; sampled accept lengths agree."""
+    prompts = [(5, 9, 11), (7, 3, 30, 21), (40, 41)]
+    generator = torch.Generator().manual_seed(0)
+    for prompt, response in zip(prompts, plain_decode(target, prompts, 0.0, 30, generator), strict=True):
+        tokens, accepted = decode(reduced, target, prompt, 0.0, 30, generator)
+        assert tuple(tokens) == response
+        visits, _ = expected_rounds(acceptance(reduced, target, Row("x", "y", 0.0, prompt, response)))
+        assert len(accepted) == round(float(visits.sum()))
+    texts = plain_decode(target, [(5, 9, 11)] * 40, 1.0, 24, generator)
+    rows = [Row("x", str(i), 1.0, (5, 9, 11), r) for i, r in enumerate(texts) if len(r) > 1]
+    exact = evaluate(reduced, target, rows)["x", 1.0].mean
+    assert decode_rows(reduced, target, rows, 24, seed=1)["x", 1.0].mean == pytest.approx(exact, rel=0.08)
+
+
+def test_a_token_outside_the_vocabulary_is_never_accepted(reduced: DSparkDraft, target: Target) -> None:
+    for temperature in (0.0, 1.0):
+        response = (4, 7, 9, 12, 6, 10)
+        accept_chances = acceptance(reduced, target, Row("x", "y", temperature, (5, 9), response))
+        for anchor in range(len(response) - 1):
+            for k in range(min(3, len(response) - 1 - anchor)):
+                if response[anchor + 1 + k] % 3 == 0:
+                    assert accept_chances[anchor, k] == 0
+                elif temperature == 1.0:
+                    assert accept_chances[anchor, k] > 0
 
 
 def test_accept_keeps_the_target_distribution() -> None:

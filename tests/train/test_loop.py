@@ -8,15 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from sglang_dspark.errors import ConfigError
+from sglang_dspark.model.checkpoint import Family
 from sglang_dspark.model.draft import DraftShape
 from sglang_dspark.model.draft_check import check_draft
-from sglang_dspark.train.data import Row
-from sglang_dspark.train.evaluate import evaluate
-from sglang_dspark.train.export import export, load_draft
+from sglang_dspark.model.draft_vocabulary import DraftVocabulary, most_frequent
+from sglang_dspark.train.data import Row, anchors_by_domain
+from sglang_dspark.train.evaluate import acceptance, evaluate
+from sglang_dspark.train.export import export, load_draft, with_zero_head
 from sglang_dspark.train.initialise import from_target
-from sglang_dspark.train.loop import CURVE, Trainer, anchors_by_domain
+from sglang_dspark.train.loop import Trainer
+from sglang_dspark.train.report import CURVE
 from sglang_dspark.train.settings import TrainSettings
 from sglang_dspark.train.target import FeatureCache, Target
 
@@ -30,14 +34,30 @@ def trainer(
     shape: DraftShape, target: Target, rows: list[Row], folder: Path, settings: TrainSettings = SETTINGS
 ) -> Trainer:
     usable = [r for r in rows if len(r.r) > 1]
-    return Trainer(from_target(shape, target, settings.seed), target, usable, usable[:4], settings, folder)
+    vocabulary = None
+    if shape.draft_vocab_size:
+        vocabulary, _ = most_frequent((r.r for r in usable), shape.draft_vocab_size, shape.vocab_size)
+    draft = from_target(shape, target, settings.seed, vocabulary)
+    return Trainer(draft, target, usable, usable[:4], settings, folder)
 
 
-@pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
-def test_loss_falls(shape: DraftShape, target: Target, rows: list[Row], tmp_path: Path, head: str) -> None:
-    run = trainer(dataclasses.replace(shape, markov_head_type=head), target, rows, tmp_path)
+VARIANTS = {
+    "vanilla": {},
+    "gated, silu": {"markov_head_type": "gated", "markov_activation": "silu"},
+    "rnn": {"markov_head_type": "rnn"},
+    "dflash": {"markov_rank": 0},
+    "one layer, block of 1": {"num_hidden_layers": 1, "block_size": 1},
+    "three layers, block of 6": {"num_hidden_layers": 3, "block_size": 6},
+    "reduced": {"draft_vocab_size": 24},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_loss_falls(shape: DraftShape, target: Target, rows: list[Row], tmp_path: Path, variant: str) -> None:
+    shape = dataclasses.replace(shape, **VARIANTS[variant])
+    run = trainer(shape, target, rows, tmp_path)
     before = evaluate(run.draft, target, run.rows)
-    run.run(progress=False)
+    run.run(show=False)
     curve = [json.loads(line) for line in (tmp_path / CURVE).read_text().splitlines()]
     assert curve[-1]["loss"] < 0.8 * curve[0]["loss"]
     assert len(curve[-1]["hit"]) == shape.block_size
@@ -87,6 +107,59 @@ def test_export_and_load(shape: DraftShape, target: Target, rows: list[Row], tmp
     assert torch.equal(rounded.fc.weight, loaded.fc.weight.bfloat16().float())
 
 
+def test_tied_embeddings_stay_the_targets(shape: DraftShape, target: Target, rows: list[Row], tmp_path: Path) -> None:
+    """Embedding and lm_head are one tensor here: it is shared, frozen, and not part of the checkpoint."""
+    assert target.embedding is target.lm_head
+    before = target.embedding.clone()
+    run = trainer(shape, target, rows, tmp_path)
+    run.train_step()
+    assert torch.equal(target.embedding, before)
+    assert not any("embed" in name or "lm_head" in name for name in run.weights())
+
+
+def test_export_of_a_reduced_vocabulary(shape: DraftShape, target: Target, rows: list[Row], tmp_path: Path) -> None:
+    shape = dataclasses.replace(shape, draft_vocab_size=24)
+    run = trainer(shape, target, rows, tmp_path)
+    run.train_step()
+    export(run.weights(), shape, target.config, tmp_path / "draft", torch.float32)
+    loaded = load_draft(tmp_path / "draft")
+    assert loaded.shape == shape
+    assert loaded.vocabulary is not None
+    assert run.vocabulary is not None
+    assert loaded.vocabulary.ids.tolist() == run.vocabulary.ids.tolist()
+    assert check_draft(tmp_path / "draft", target.config).notes == ("proposes 24 of the target's 48 tokens",)
+    with safe_open(str(tmp_path / "draft" / "model.safetensors"), "pt") as file:
+        offsets, member = file.get_tensor("d2t"), file.get_tensor("t2d")
+        assert tuple(file.get_slice("markov_head.markov_w2.weight").get_shape()) == (24, shape.markov_rank)
+    assert (offsets + torch.arange(24)).tolist() == member.nonzero().squeeze(1).tolist()
+
+
+def test_resume_refuses_other_draft_tokens(shape: DraftShape, target: Target, rows: list[Row], tmp_path: Path) -> None:
+    shape = dataclasses.replace(shape, draft_vocab_size=24)
+    trainer(shape, target, rows, tmp_path).save()
+    usable = [r for r in rows if len(r.r) > 1]
+    other = from_target(shape, target, 0, DraftVocabulary(torch.arange(24), shape.vocab_size))
+    with pytest.raises(ConfigError, match="other tokens than this --data's"):
+        Trainer(other, target, usable, [], SETTINGS, tmp_path).load()
+
+
+def test_a_dflash_draft_with_a_zero_head_drafts_the_same(
+    shape: DraftShape, target: Target, rows: list[Row], tmp_path: Path
+) -> None:
+    shape = dataclasses.replace(shape, markov_rank=0)
+    run = trainer(shape, target, rows, tmp_path)
+    run.train_step()
+    export(run.weights(), shape, target.config, tmp_path / "plain", torch.float32)
+    export(*with_zero_head(run.weights(), shape), target.config, tmp_path / "headed", torch.float32)
+    assert check_draft(tmp_path / "plain", target.config).config.family is Family.DEEPSPEC_DFLASH
+    assert check_draft(tmp_path / "headed", target.config).config.family is Family.DEEPSPEC_DSPARK
+    plain, headed = (load_draft(tmp_path / name) for name in ("plain", "headed"))
+    for row in run.rows[:4]:
+        assert torch.equal(acceptance(plain, target, row), acceptance(headed, target, row))
+    with pytest.raises(ConfigError, match="--zero-head"):
+        with_zero_head(run.weights(), headed.shape)
+
+
 def test_feature_cache_budget_changes_nothing(target: Target, rows: list[Row]) -> None:
     large, none = FeatureCache(target, (0, 2), 4, 1 << 30), FeatureCache(target, (0, 2), 4, 0)
     for _ in range(2):
@@ -111,7 +184,7 @@ def test_anchors_by_domain(rows: list[Row]) -> None:
 
 
 def test_settings_that_cannot_work(shape: DraftShape, target: Target, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="both 0"):
+    with pytest.raises(ConfigError, match="all 0"):
         TrainSettings(minutes=0, steps=0)
     with pytest.raises(ConfigError, match="--anchors 0"):
         TrainSettings(anchors=0)

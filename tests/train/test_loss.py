@@ -28,7 +28,7 @@ def inputs(seed: int = 0) -> dict[str, Tensor]:
         "lm_head": torch.randn(V, H, dtype=double),
         "p": (2 * torch.randn(N, V, dtype=double)).softmax(-1),
         "labels": torch.randint(0, V, (N,)),
-        "row_weights": position_weights(torch.arange(N) % 3, 2.0).double(),
+        "row_weights": position_weights(torch.arange(N) % 3, 2.0).double() / N,
     }
 
 
@@ -114,9 +114,8 @@ def test_low_precision_follows() -> None:
 
 
 def test_position_weights() -> None:
-    weights = position_weights(torch.tensor([0, 1, 0]), 4.0)
-    torch.testing.assert_close(weights.sum(), torch.tensor(1.0))
-    torch.testing.assert_close(weights[1] / weights[0], torch.tensor(-0.25).exp())
+    found = position_weights(torch.tensor([0, 1, 6]), 4.0)
+    torch.testing.assert_close(found, torch.tensor([0.0, -0.25, -1.5]).exp())
 
 
 def test_confidence_loss_is_least_at_alpha() -> None:

@@ -39,6 +39,7 @@ def test_run_resume_export_eval(
 def test_errors_are_one_line(tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "text.jsonl"
     run = ["run", "--target", str(tiny_folder), "--data", str(data), "--out", str(tmp_path / "run")]
+    run += ["--markov-rank", "4"]
     assert main(run) == 2
     assert "error: --data" in capsys.readouterr().err
     write_rows(data, [Row("math", "a", 0.0, (5,), (6, 7, 8))])
