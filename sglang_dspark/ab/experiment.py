@@ -208,10 +208,13 @@ class Experiment:
 
     def _warm_up(self, server: ServerProcess, users: int) -> float:
         """First steps at this batch size: lazy initialisation belongs to no measurement. Output tokens a second."""
+        settings = self._settings
         requests = self._requests(Scenario("closed", users, 0.0), users, server)
         sampling = {"temperature": 0.0, "max_new_tokens": _WARM_TOKENS, "ignore_eos": True}
         short = [replace(request, sampling=sampling) for request in requests]
-        run = run_load(server.base_url, short, users, request_seconds=_WARM_SECONDS)
+        run = run_load(
+            server.base_url, short, users, request_seconds=min(_WARM_SECONDS, settings.shape.request_seconds)
+        )
         with contextlib.suppress(EndpointError, httpx.TransportError):  # a sick arm's cells will say so
             wait_idle(server.base_url)
         return summarise(run).output_tokens_per_second

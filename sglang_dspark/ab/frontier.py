@@ -132,7 +132,7 @@ class Curves:
 
 
 def slo_points(curves: Curves, arm: str, baseline: str, axis: int, count: int = 3) -> list[float]:
-    """Round values in the part of the baseline's range that the arm reaches (axis 0: user speed, 1: throughput), if any."""
+    """Round values, where the baseline is and the arm gets to (axis 0: user speed, 1: throughput); may be none."""
     mine, theirs = ([point[axis] for point in curves.curve(name)] for name in (arm, baseline))
     low, high = min(theirs), min(max(mine), max(theirs))
     if low >= high:
@@ -167,12 +167,14 @@ def frontier(
         headline: the arm that default points are chosen for.
     """
     curves = Curves(table, scenarios, arms)
-    if not curves.repetitions or candidate not in arms:
+    if not curves.repetitions:
         return None
-    others = [arm for arm in arms if arm != candidate]
-    shown = headline if headline in others else next(iter(others), candidate)
-    points = list(slo) or slo_points(curves, candidate, shown, 0)
-    rates = slo_points(curves, candidate, shown, 1)
+    others = [arm for arm in arms if arm != candidate] if candidate in arms else []
+    points, rates = list(slo), []
+    if others:
+        shown = headline if headline in others else others[0]
+        points = points or slo_points(curves, candidate, shown, 0)
+        rates = slo_points(curves, candidate, shown, 1)
     drawn = {}
     for arm in arms:
         curve = curves.curve(arm)
