@@ -208,7 +208,7 @@ class Experiment:
 
     def _warm_up(self, server: ServerProcess, users: int) -> float:
         """First steps at this batch size: lazy initialisation belongs to no measurement. Output tokens a second."""
-        settings = self._settings
+        limit = min(_WARM_SECONDS, self._settings.shape.request_seconds)
         requests = self._requests(Scenario("closed", users, 0.0), users, server)
         sampling = {"temperature": 0.0, "max_new_tokens": _WARM_TOKENS, "ignore_eos": True}
         short = [replace(request, sampling=sampling) for request in requests]
