@@ -212,9 +212,7 @@ class Experiment:
         requests = self._requests(Scenario("closed", users, 0.0), users, server)
         sampling = {"temperature": 0.0, "max_new_tokens": _WARM_TOKENS, "ignore_eos": True}
         short = [replace(request, sampling=sampling) for request in requests]
-        run = run_load(
-            server.base_url, short, users, request_seconds=min(_WARM_SECONDS, settings.shape.request_seconds)
-        )
+        run = run_load(server.base_url, short, users, request_seconds=limit)
         with contextlib.suppress(EndpointError, httpx.TransportError):  # a sick arm's cells will say so
             wait_idle(server.base_url)
         return summarise(run).output_tokens_per_second

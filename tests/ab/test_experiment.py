@@ -110,7 +110,7 @@ def test_other_traffic(tmp_path: Path) -> None:
     (tmp_path / "at.jsonl").write_text("0\n0.05\n0.1\n0.3\n")
     flags = (
         "--concurrency", "--poisson", "20", "--arrivals", str(tmp_path / "at.jsonl"), "--shared-prefix", "64",
-        "--multi-turn", "2", "--traffic-users", "2", "--repetitions", "2",
+        "--multi-turn", "2", "--traffic-users", "2", "--repetitions", "2", "--minutes", "0.2",
     )  # fmt: skip
     _, found = run(tmp_path, {"a": "--round-ms 2"}, *flags, names=("a", "aa:a"))
     kinds = {scenario["kind"] for scenario in found["scenarios"]}

@@ -16,9 +16,9 @@ def make(count: int, tokens: int = 3) -> list[Request]:
 
 def test_requests_are_sent_when_they_arrive_whatever_is_running(engine: FakeEngine) -> None:
     engine.delay = 0.2
-    run = run_open_loop(engine.base_url, make(4), [0.0, 0.05, 0.1, 0.4])
+    run = run_open_loop(engine.base_url, make(4), [0.0, 0.05, 0.1, 0.9])
     sent = [result.sent_at - run.results[0].sent_at for result in run.results]
-    assert sent == pytest.approx([0.0, 0.05, 0.1, 0.4], abs=0.03)
+    assert sent == pytest.approx([0.0, 0.05, 0.1, 0.9], abs=0.03)
     assert engine.most_in_flight == 3
     assert not run.errors
 
