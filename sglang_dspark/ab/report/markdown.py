@@ -69,7 +69,7 @@ def _loads(found: Mapping[str, Any]) -> list[str]:
             if cell["scenario"] != scenario["key"] or not cell["repetitions"]:
                 continue
             failed = f" ({cell['failed']} failed)" if cell["failed"] else ""
-            values = [_number(cell[name], digits, scale) for name, _, digits, scale in _COLUMNS]
+            values = [_number(cell.get(name), digits, scale) for name, _, digits, scale in _COLUMNS]
             both = [_ratio(ratios.get((cell["arm"], scenario["key"], metric))) for metric in (THROUGHPUT, USER_SPEED)]
             lines.append(f"| {' | '.join([scenario['label'], cell['arm'] + failed, *values, *both])} |")
     return lines
