@@ -1,4 +1,4 @@
-"""`ab`: the offline experiment and its reports; `ab report` makes the reports anew."""
+"""`ab`: the offline experiment and its reports; `ab report` makes the reports anew, `ab live` splits live traffic."""
 
 from __future__ import annotations
 
@@ -26,12 +26,17 @@ python -m sglang_dspark ab --quick                     # the demo pair, 20 minut
 python -m sglang_dspark ab                             # the same with more repetitions, at most 2 hours
 python -m sglang_dspark ab --arms plain dspark --model-path DIR --concurrency 1 8 64 256 --temperature 0 1
 python -m sglang_dspark ab report FOLDER               # the pages anew, from cells that were measured before
+python -m sglang_dspark ab live --config split.yaml    # a split of live traffic (docs/production.md)
 
 Arms: """
 
 
 def main(argv: list[str]) -> int:
-    """Run the experiment or make its reports anew; 2 if nothing can be concluded."""
+    """Run the experiment or one of the sub-commands; 2 if nothing can be concluded."""
+    if argv[:1] == ["live"]:
+        from sglang_dspark.ab.live.main import main as live
+
+        return live(argv[1:])
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     if argv[:1] == ["report"]:

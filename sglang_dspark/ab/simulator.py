@@ -38,6 +38,7 @@ class _Job:
     rounds: int = 0
     tokens: list[int] = field(default_factory=list)
     accepted: int = 0
+    last: float = 0.0
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -57,6 +58,7 @@ class Simulator:
         self._ttft: list[float] = []
         self._tokenizer = _write_tokenizer()
         self._speed = 1.0
+        self._gaps, self._gap_seconds = 0, 0.0
 
     def app(self) -> web.Application:
         """The web application; its loop of rounds starts with it."""
@@ -102,7 +104,12 @@ class Simulator:
             while accepted < self._options.gamma and self._random.random() < self._options.accept:
                 accepted += 1
         new = min(1 + accepted, job.total - len(job.tokens))
-        job.accepted += new - 1 if job.tokens else 0
+        now = time.perf_counter()
+        if job.tokens:
+            job.accepted += new - 1
+            self._gaps += new
+            self._gap_seconds += now - job.last
+        job.last = now
         for _ in range(new):
             place = len(job.tokens)
             noise = self._random.randrange(_VOCABULARY) if job.sampled else 0
@@ -254,6 +261,10 @@ class Simulator:
             f'sglang:time_to_first_token_seconds_bucket{{le="+Inf"}} {len(self._ttft)}',
             f"sglang:time_to_first_token_seconds_sum {sum(self._ttft)}",
             f"sglang:time_to_first_token_seconds_count {len(self._ttft)}",
+            "# TYPE sglang:inter_token_latency_seconds histogram",
+            f'sglang:inter_token_latency_seconds_bucket{{le="+Inf"}} {self._gaps}',
+            f"sglang:inter_token_latency_seconds_sum {self._gap_seconds}",
+            f"sglang:inter_token_latency_seconds_count {self._gaps}",
             "# TYPE sglang:spec_accept_length gauge",
             f"sglang:spec_accept_length {1 + self._options.accept if self._options.gamma else 0}",
         ]
