@@ -138,10 +138,10 @@ class Proxy:
                 return sum(int(row[name] or 0) for row in mine)
 
             answered = sum(total(f"hrsp_{kind}") for kind in ("1xx", "2xx", "3xx", "4xx", "5xx", "other"))
-            # An answer that breaks off counts in srv_abrt; without any answer HAProxy's own 502 or 504 counts in 5xx.
-            errors = total("hrsp_5xx") + total("econ") + total("srv_abrt")
+            # Connections that failed, and answers that never came or broke off, have no status of the worker's.
+            without = total("econ") + total("eresp")
             up = any(row["status"].startswith("UP") for row in mine)
-            found[backend] = Counters(answered + total("econ"), errors, total("scur"), total("bout"), up)
+            found[backend] = Counters(answered + without, total("hrsp_5xx") + without, total("scur"), total("bout"), up)
         return found
 
     def ask(self, command: str) -> str:
