@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import importlib.util
 import json
 import math
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +19,10 @@ import aiohttp
 import httpx
 import numpy as np
 import pytest
+import yaml
 from ab_fakes import SIMULATOR
 
+from sglang_dspark.ab.live import telemetry
 from sglang_dspark.ab.live.config import Fleet, Guardrails, SpeedTest, Split, Step, read_split
 from sglang_dspark.ab.live.controller import Controller, Look
 from sglang_dspark.ab.live.main import main, watch
@@ -27,6 +32,7 @@ from sglang_dspark.ab.live.telemetry import Reading, mean_gap, parse, quantile
 from sglang_dspark.errors import ConfigError
 from sglang_dspark.evaluate.server import ServerProcess, free_port
 
+ROOT = Path(__file__).parents[2]
 MINIMAL = """
 control: {name: mtp-1, workers: ["http://127.0.0.1:1"]}
 candidate: {name: dspark, workers: ["http://127.0.0.1:2", "http://127.0.0.1:3"]}
@@ -291,6 +297,34 @@ def test_metrics_of_workers_are_added_up() -> None:
     assert mean_gap(reading, Reading()) is None
 
 
+def test_the_engine_exports_what_is_read() -> None:
+    (source,) = importlib.util.find_spec("sglang").submodule_search_locations  # type: ignore[union-attr]
+    exported = "\n".join(path.read_text() for path in (Path(source) / "srt" / "observability").glob("*.py"))
+    for name in (telemetry._TTFT, telemetry._GAP, telemetry._ACCEPT):
+        assert f'"{name}"' in exported
+
+
+def test_the_manifests_hold_a_split_that_can_be_read(tmp_path: Path) -> None:
+    manifests = list(yaml.safe_load_all((ROOT / "docker" / "ab-live.yaml").read_text()))
+    (config,) = (one for one in manifests if one["kind"] == "ConfigMap")
+    file = tmp_path / "split.yaml"
+    file.write_text(config["data"]["split.yaml"])
+    split = read_split(file)
+    sets = {one["metadata"]["name"]: one["spec"]["replicas"] for one in manifests if one["kind"] == "StatefulSet"}
+    for fleet, name in ((split.control, "control"), (split.candidate, "candidate")):
+        assert fleet.workers == tuple(f"http://{name}-{i}.{name}:30000" for i in range(sets[name]))
+
+
+def test_the_split_of_the_documentation_can_be_read(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "production.md").read_text()
+    file = tmp_path / "split.yaml"
+    file.write_text(text.split("```yaml\n")[1].split("```")[0])
+    split = read_split(file)
+    assert dataclasses.asdict(split.guardrails) == dataclasses.asdict(Guardrails())
+    assert split.test == SpeedTest()
+    assert split.ramp == Split(split.control, split.candidate).ramp
+
+
 # --- HAProxy and simulated fleets
 
 
@@ -438,3 +472,15 @@ def test_the_configuration_can_be_written_for_a_proxy_elsewhere(tmp_path: Path) 
     assert text == configuration(read_split(tmp_path / "split.yaml"), Path("/run/x.sock"))
     assert "server w1 127.0.0.1:3" in text
     assert "server spare0 127.0.0.1:1 backup" in text
+
+
+def test_workers_may_have_names(tmp_path: Path) -> None:
+    program = shutil.which("haproxy")
+    if program is None:
+        pytest.skip("no HAProxy: apt-get install haproxy")
+    fleets = {name: Fleet(name, (f"http://{name}-0.{name}:30000",)) for name in ("control", "candidate")}
+    file = tmp_path / "ha.cfg"
+    file.write_text(configuration(Split(**fleets), tmp_path / "a.sock"))
+    assert "server w0 candidate-0.candidate:30000" in file.read_text()
+    checked = subprocess.run([program, "-c", "-f", str(file)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+import ipaddress
 import shutil
 import socket
 import subprocess
@@ -53,6 +54,10 @@ class Counters:
 def configuration(split: Split, control_socket: Path) -> str:
     """HAProxy's configuration file for a split; it starts with nobody at the candidate."""
     spares = "\n".join(f"  server spare{i} {_address(worker)} backup" for i, worker in enumerate(split.control.workers))
+    by_name = not all(_is_address(worker) for worker in (*split.control.workers, *split.candidate.workers))
+    # A name may appear, and change its address, after HAProxy has started.
+    naming = " resolvers system init-addr last,libc,none" if by_name else ""
+    resolvers = "\nresolvers system\n  parse-resolv-conf\n  hold valid 5s\n" if by_name else ""
     return f"""# Written by python -m sglang_dspark ab live.
 global
   stats socket {control_socket} mode 600 level admin
@@ -69,8 +74,8 @@ defaults
   retries 3
   option redispatch 1
   retry-on conn-failure
-  default-server check inter 1s fall 2 rise 3 observe layer4 error-limit 1 on-error mark-down
-
+  default-server check inter 1s fall 2 rise 3 observe layer4 error-limit 1 on-error mark-down{naming}
+{resolvers}
 frontend live
   bind {split.listen}
   http-request set-var(txn.key) req.hdr({split.user_key})
@@ -100,6 +105,14 @@ def _servers(fleet: Fleet) -> str:
 
 def _address(worker: str) -> str:
     return urlsplit(worker).netloc
+
+
+def _is_address(worker: str) -> bool:
+    try:
+        ipaddress.ip_address(urlsplit(worker).hostname or "")
+    except ValueError:
+        return False
+    return True
 
 
 class Proxy:
