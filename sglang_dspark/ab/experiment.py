@@ -7,7 +7,7 @@ import json
 import logging
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from sglang_dspark.ab.traffic import Scenario, Shape, make_requests, replay
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluate.arms import Arm, ArmServers, Layout
 from sglang_dspark.evaluate.endpoints import EndpointError, flush_cache, server_info, wait_idle
-from sglang_dspark.evaluate.load import LoadRun, Request, run_load
+from sglang_dspark.evaluate.load import LoadRun, Request, Result, run_load
 from sglang_dspark.evaluate.prompts import load_tokenizer
 from sglang_dspark.evaluate.server import ServerProcess, ServerStartError
 from sglang_dspark.evaluate.summary import summarise
@@ -100,14 +100,9 @@ class Experiment:
                 raise DSparkError("no arm starts: " + "; ".join(servers.failed.values()))
             self._store.note("layout", "side-by-side" if servers.side_by_side else "one-at-a-time")
             plan = self._plan(servers, names)
-            requests = {
-                s.key: self._requests(s, plan.requests[s.key], servers.get(names[0])) for s in settings.scenarios
-            }
-            self._repeat(servers, names, plan, requests)
+            self._repeat(servers, names, plan)
 
-    def _repeat(
-        self, servers: ArmServers, names: Sequence[str], plan: Plan, requests: Mapping[str, list[Request]]
-    ) -> None:
+    def _repeat(self, servers: ArmServers, names: Sequence[str], plan: Plan) -> None:
         done = self._store.done
         cells = [
             (arm, scenario, repetition)
@@ -127,7 +122,7 @@ class Experiment:
                     bar.update()
                     continue
                 self._progress(bar, number, len(left), spent, f"{arm}, {scenario.label}, repetition {repetition + 1}")
-                self._cell(servers, arm, scenario, repetition, requests[scenario.key])
+                self._cell(servers, arm, scenario, repetition, plan.requests[scenario.key])
                 bar.update()
 
     def _progress(self, bar: Any, number: int, total: int, spent: float, what: str) -> None:
@@ -136,16 +131,17 @@ class Experiment:
             left = f", about {spent / number * (total - number) / 60:.0f} min left" if number else ""
             logger.info("cell %d of %d%s: %s", number + 1, total, left, what)
 
-    def _cell(
-        self, servers: ArmServers, arm: str, scenario: Scenario, repetition: int, requests: Sequence[Request]
-    ) -> None:
+    def _cell(self, servers: ArmServers, arm: str, scenario: Scenario, repetition: int, count: int) -> None:
         started = time.time()
+        requests: list[Request] = []
         try:
             server = self._server(servers, arm)
+            # Each repetition asks other prompts, all arms the same: what holds must not hold for a few prompts only.
+            requests = self._requests(scenario, count, server, skip=repetition * count)
             flush_cache(server.base_url)
             run = replay(scenario, requests, self._settings.shape, server.base_url)
         except (ServerStartError, EndpointError, httpx.TransportError) as error:
-            run = _nothing(requests, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            run = _nothing(count, f"{type(error).__name__}: {str(error).splitlines()[0]}")
         self._store.add(Cell(arm, scenario.key, repetition, started, summarise(run).as_json(), answers_of(run)))
         with (self._settings.output / "bench_serving.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(bench_record(arm, scenario, run, self._settings.dataset.name)) + "\n")
@@ -160,22 +156,19 @@ class Experiment:
         if up is not None and up.alive and not self._settings.fresh:
             return up
         server = servers.restart(arm)
+        self._describe(arm, server)
         self._warm_up(server, max(scenario.users for scenario in self._settings.scenarios))
         return server
 
     def _plan(self, servers: ArmServers, names: Sequence[str]) -> Plan:
         """Warm every server that is up, describe it, and size the cells by the speeds seen; once an experiment."""
         rates: dict[str, list[float]] = {scenario.key: [] for scenario in self._settings.scenarios}
-        about: dict[str, Any] = self._store.notes.get("about", {})
         for name in names if servers.side_by_side else names[:1]:
             server = servers.get(name)
             speeds = {users: self._warm_up(server, users) for users in self._user_counts()}
             for scenario in self._settings.scenarios:
                 rates[scenario.key].append(max(speeds[scenario.users], 1e-3))
-        for name in names:
-            if servers.side_by_side or name == names[0]:
-                about[name] = _describe(servers.get(name))
-        self._store.note("about", about)
+            self._describe(name, server)
         if "plan" in self._store.notes:
             return Plan(**self._store.notes["plan"])
         if not servers.side_by_side:
@@ -197,14 +190,22 @@ class Experiment:
         )  # fmt: skip
         return plan
 
+    def _describe(self, arm: str, server: ServerProcess) -> None:
+        about: dict[str, Any] = self._store.notes.get("about", {})
+        if arm not in about:
+            self._store.note("about", {**about, arm: _describe(server)})
+
     def _user_counts(self) -> list[int]:
         return sorted({scenario.users for scenario in self._settings.scenarios})
 
-    def _requests(self, scenario: Scenario, count: int, server: ServerProcess) -> list[Request]:
-        """The first `count` dialogues, tokenised with the tokenizer of the model that is served."""
+    def _requests(self, scenario: Scenario, count: int, server: ServerProcess, skip: int = 0) -> list[Request]:
+        """`count` dialogues after the first `skip`, tokenised with the tokenizer of the model that is served."""
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(server_info(server.base_url)["tokenizer_path"])
-        return make_requests(scenario, self._settings.dataset.dialogues, self._settings.shape, self._tokenizer, count)
+        dialogues = self._settings.dataset.dialogues
+        start = skip % len(dialogues)
+        turned = (*dialogues[start:], *dialogues[:start])
+        return make_requests(scenario, turned, self._settings.shape, self._tokenizer, count)
 
     def _warm_up(self, server: ServerProcess, users: int) -> float:
         """First steps at this batch size: lazy initialisation belongs to no measurement. Output tokens a second."""
@@ -255,10 +256,8 @@ class Experiment:
             return 0.0
 
 
-def _nothing(requests: Sequence[Request], error: str) -> LoadRun:
-    from sglang_dspark.evaluate.load import Result
-
-    return LoadRun([Result(r.id, r.domain, 0.0, error=error) for r in requests], 1.0)
+def _nothing(count: int, error: str) -> LoadRun:
+    return LoadRun([Result(f"not-sent-{i}", "", 0.0, error=error) for i in range(count)], 1.0)
 
 
 def _describe(server: ServerProcess) -> dict[str, Any]:

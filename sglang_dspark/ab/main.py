@@ -69,7 +69,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     add("--multi-turn", type=int, metavar="TURNS", help="also conversations of so many turns")
     add("--traffic-users", type=int, default=4, help="users of --shared-prefix and --multi-turn")
     add("--temperature", type=float, nargs="+", default=[0.0, 1.0])
-    add("--max-new-tokens", type=int, help="of an answer (default: 128, 64 with --quick)")
+    add("--max-new-tokens", type=int, help="of an answer (default: 64, 32 with --quick)")
     add("--stop-at-eos", action="store_true", help="answers end where the model ends them; T > 0 is then uneven work")
     add("--slo", type=float, nargs="+", default=[], help="tok/s per user at which throughputs are compared")
     add("--devices", type=int, default=1, help="devices of one arm; throughput is divided by it")
@@ -107,7 +107,7 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None
     if options.minutes is None:
         options.minutes = QUICK_MINUTES if options.quick else FULL_MINUTES
     if options.max_new_tokens is None:
-        options.max_new_tokens = 64 if options.quick else 128
+        options.max_new_tokens = 32 if options.quick else 64
 
 
 def _measure(options: argparse.Namespace, argv: list[str]) -> int:
@@ -190,7 +190,7 @@ def server_flags(options: argparse.Namespace, users: int, dataset: Dataset) -> l
     if "--context-length" not in flags and _model_path(flags) is None:
         flags += ["--context-length", "2048"]
     if "--max-total-tokens" not in flags and _model_path(flags) is None:
-        flags += ["--max-total-tokens", str(max(8192, 2 ** math.ceil(math.log2(users * 768))))]
+        flags += ["--max-total-tokens", str(max(8192, 2 ** math.ceil(math.log2(users * 384))))]
     return flags
 
 

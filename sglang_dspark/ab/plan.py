@@ -68,8 +68,9 @@ def _size(
     turns = shape.turns if scenario.kind == "multi-turn" else 1
     mean_rate = len(rates) / sum(1 / rate for rate in rates)
     fits = share * mean_rate / shape.max_new_tokens / turns
-    rounds = per_user or max(2 if users < 16 else 1, int(fits / users))
-    return max(1, min(dialogues, max(rounds * users, 3)))
+    rounds = per_user or max(1, int(fits / users))
+    # One prompt of each domain at least; otherwise whole rounds, so that all users are busy to the end.
+    return max(3, min(rounds, dialogues // users) * users)
 
 
 def _seconds(scenario: Scenario, rate: float, shape: Shape, size: int) -> float:

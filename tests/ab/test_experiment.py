@@ -164,11 +164,11 @@ def test_more_users_than_prompts_is_refused(tmp_path: Path) -> None:
 
 def test_budgets_and_flags_of_every_server() -> None:
     quick, full = parse_options(["--quick"]), parse_options(["--dtype", "bfloat16"])
-    assert (quick.minutes, quick.max_new_tokens) == (20, 64)
-    assert (full.minutes, full.max_new_tokens) == (120, 128)
+    assert (quick.minutes, quick.max_new_tokens) == (20, 32)
+    assert (full.minutes, full.max_new_tokens) == (120, 64)
     assert server_flags(full, 32, None) == [  # type: ignore[arg-type]
         "--dtype", "bfloat16", "--max-running-requests", "32", "--context-length", "2048",
-        "--max-total-tokens", "32768",
+        "--max-total-tokens", "16384",
     ]  # fmt: skip
     large = parse_options(["--model-path", "/m", "--max-total-tokens", "100"])
     assert server_flags(large, 8, None) == [  # type: ignore[arg-type]

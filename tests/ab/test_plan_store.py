@@ -34,6 +34,7 @@ def test_more_time_means_more_requests_and_whole_rounds_of_users() -> None:
     assert all(long.requests[key] >= short.requests[key] for key in RATES)  # type: ignore[attr-defined]
     assert long.requests["closed:32:T0"] % 32 == 0  # type: ignore[attr-defined]
     assert max(long.requests.values()) <= 96  # type: ignore[attr-defined]
+    assert plan(1e6).requests["closed:32:T0"] == 96  # type: ignore[attr-defined]
 
 
 def test_what_the_user_fixes_is_kept() -> None:
