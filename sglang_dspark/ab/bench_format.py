@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from sglang_dspark.ab.measure import Measured
 from sglang_dspark.ab.traffic import Scenario
-from sglang_dspark.evaluate.load import LoadRun
-from sglang_dspark.evaluate.summary import summarise
 
 
-def bench_record(arm: str, scenario: Scenario, run: LoadRun, dataset: str) -> dict[str, Any]:
+def bench_record(arm: str, scenario: Scenario, measured: Measured, dataset: str) -> dict[str, Any]:
     """One line of a `bench_serving` output file; times in milliseconds. `tag` holds the arm."""
-    figures, answered = summarise(run), run.answered
+    run, figures = measured.run, measured.figures
+    answered = run.answered
     times = {
-        "e2e_latency": [result.seconds for result in answered],
+        "e2e_latency": [result.seconds for result in answered if result.finish_reason],
         "ttft": [result.ttft for result in answered if result.arrivals],
         "tpot": [1 / speed for result in answered if (speed := result.decode_tokens_per_second())],
         "itl": [gap for result in answered for gap in result.inter_token_seconds()],
@@ -32,15 +32,15 @@ def bench_record(arm: str, scenario: Scenario, run: LoadRun, dataset: str) -> di
         else "inf",
         "max_concurrency": scenario.users if scenario.kind not in ("poisson", "recorded") else None,
         "duration": run.seconds,
-        "completed": len(answered),
+        "completed": len(times["e2e_latency"]),
         "total_input_tokens": prompt_tokens,
-        "total_output_tokens": figures.output_tokens,
+        "total_output_tokens": figures["output_tokens"],
         "request_throughput": len(answered) / run.seconds,
         "input_throughput": prompt_tokens / run.seconds,
-        "output_throughput": figures.output_tokens_per_second,
-        "total_throughput": (prompt_tokens + figures.output_tokens) / run.seconds,
+        "output_throughput": figures["output_tokens_per_second"],
+        "total_throughput": (prompt_tokens + figures["output_tokens"]) / run.seconds,
         "concurrency": sum(times["e2e_latency"]) / run.seconds,
-        "accept_length": figures.accept_length,
+        "accept_length": figures["accept_length"],
     }
     for name, samples in times.items():
         record |= {f"{stat}_{name}_ms": value * 1e3 for stat, value in _statistics(samples).items()}

@@ -165,16 +165,13 @@ def outputs(table: Table, reference: str) -> list[dict[str, Any]]:
     for scenario in table.scenarios:
         if float(_temperature(scenario)) != 0:
             continue
-        theirs = {(c.repetition, a["id"]): a for c in table.of(reference, scenario) for a in c.answers}
+        theirs = {(c.repetition, a["id"]): a for c in table.of(reference, scenario) for a in c.answers if a["finish"]}
         for arm in table.arms:
             pairs = [
-                (a["ids"], other["ids"])
+                (a, other)
                 for cell in table.of(arm, scenario)
                 for a in cell.answers
-                if arm != reference
-                and a["error"] is None
-                and (other := theirs.get((cell.repetition, a["id"]))) is not None
-                and other["error"] is None
+                if arm != reference and a["finish"] and (other := theirs.get((cell.repetition, a["id"]))) is not None
             ]
             if pairs:
                 rows.append(
@@ -183,16 +180,24 @@ def outputs(table: Table, reference: str) -> list[dict[str, Any]]:
                         "reference": reference,
                         "scenario": scenario,
                         "compared": len(pairs),
-                        "identical": sum(mine == other for mine, other in pairs),
-                        "common": float(np.mean([_common(mine, other) for mine, other in pairs])),
+                        "identical": sum(_same(mine, other) for mine, other in pairs),
+                        "common": float(np.mean([_common(mine["ids"], other["ids"]) for mine, other in pairs])),
                     }
                 )
     return rows
 
 
+def _same(mine: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Token for token; where one was cut at a lower limit, up to there (a user's first answer is cut)."""
+    short, long = sorted((mine, other), key=lambda answer: len(answer["ids"]))
+    cut = short["finish"] == "length" or len(short["ids"]) == len(long["ids"])
+    return cut and list(long["ids"][: len(short["ids"])]) == list(short["ids"])
+
+
 def _common(mine: Sequence[int], other: Sequence[int]) -> float:
-    same = next((i for i, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), min(len(mine), len(other)))
-    return same / max(len(other), 1)
+    length = min(len(mine), len(other))
+    same = next((i for i, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b), length)
+    return same / max(length, 1)
 
 
 def ignores_temperature(table: Table, arm: str) -> bool:

@@ -19,20 +19,23 @@ from sglang_dspark.ab.bench_format import bench_record
 from sglang_dspark.ab.catalogue import Chosen
 from sglang_dspark.ab.dataset import Dataset
 from sglang_dspark.ab.health import given_up
-from sglang_dspark.ab.plan import Plan, make_plan, order
+from sglang_dspark.ab.measure import measure, not_sent
+from sglang_dspark.ab.plan import Plan, Speed, make_plan, order
 from sglang_dspark.ab.store import Cell, Store, answers_of
-from sglang_dspark.ab.traffic import Scenario, Shape, make_requests, replay
+from sglang_dspark.ab.traffic import Scenario, Shape, make_requests
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluate.arms import Arm, ArmServers, Layout
 from sglang_dspark.evaluate.endpoints import EndpointError, flush_cache, server_info, wait_idle
-from sglang_dspark.evaluate.load import LoadRun, Request, Result, run_load
+from sglang_dspark.evaluate.load import Request, run_load
 from sglang_dspark.evaluate.prompts import load_tokenizer
 from sglang_dspark.evaluate.server import ServerProcess, ServerStartError
 from sglang_dspark.evaluate.summary import summarise
 
 logger = logging.getLogger(__name__)
 
-_WARM_TOKENS, _WARM_SECONDS = 16, 60.0
+_WARM_TOKENS, _WARM_SECONDS = 24, 60.0
+# Prompts by which repetitions are apart; shares no factor with the three domains that take turns.
+_SKIP = 17
 _ABOUT = (
     "version", "device", "dtype", "attention_backend", "speculative_algorithm", "speculative_num_steps",
     "speculative_eagle_topk", "speculative_num_draft_tokens", "max_total_num_tokens", "mem_fraction_static", "tp_size",
@@ -48,7 +51,7 @@ class Settings:
         arms, scenarios, shape, dataset: what is compared, under which loads, on what.
         serve_flags: of every arm.
         seconds: for everything from the first start to the last answer.
-        repetitions, requests_per_user: None: as the time allows.
+        repetitions, cell_seconds: None: as the time allows.
         layout: of the servers.
         fresh: a new server for every cell.
         ready_seconds: limit for a start.
@@ -62,7 +65,7 @@ class Settings:
     serve_flags: Sequence[str]
     seconds: float
     repetitions: int | None
-    requests_per_user: int | None
+    cell_seconds: float | None
     layout: Layout
     fresh: bool
     ready_seconds: float
@@ -122,7 +125,7 @@ class Experiment:
                     bar.update()
                     continue
                 self._progress(bar, number, len(left), spent, f"{arm}, {scenario.label}, repetition {repetition + 1}")
-                self._cell(servers, arm, scenario, repetition, plan.requests[scenario.key])
+                self._cell(servers, arm, scenario, repetition, plan)
                 bar.update()
 
     def _progress(self, bar: Any, number: int, total: int, spent: float, what: str) -> None:
@@ -131,20 +134,21 @@ class Experiment:
             left = f", about {spent / number * (total - number) / 60:.0f} min left" if number else ""
             logger.info("cell %d of %d%s: %s", number + 1, total, left, what)
 
-    def _cell(self, servers: ArmServers, arm: str, scenario: Scenario, repetition: int, count: int) -> None:
+    def _cell(self, servers: ArmServers, arm: str, scenario: Scenario, repetition: int, plan: Plan) -> None:
         started = time.time()
-        requests: list[Request] = []
         try:
             server = self._server(servers, arm)
             # Each repetition asks other prompts, all arms the same: what holds must not hold for a few prompts only.
-            requests = self._requests(scenario, count, server, skip=repetition * count)
+            count = plan.requests.get(scenario.key, len(self._settings.dataset.dialogues))
+            requests = self._requests(scenario, count, server, skip=repetition * _SKIP)
             flush_cache(server.base_url)
-            run = replay(scenario, requests, self._settings.shape, server.base_url)
+            measured = measure(scenario, requests, self._settings.shape, server.base_url, plan.cell_seconds)
+            wait_idle(server.base_url)
         except (ServerStartError, EndpointError, httpx.TransportError) as error:
-            run = _nothing(count, f"{type(error).__name__}: {str(error).splitlines()[0]}")
-        self._store.add(Cell(arm, scenario.key, repetition, started, summarise(run).as_json(), answers_of(run)))
+            measured = not_sent(scenario.users, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        self._store.add(Cell(arm, scenario.key, repetition, started, measured.figures, answers_of(measured.run)))
         with (self._settings.output / "bench_serving.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(bench_record(arm, scenario, run, self._settings.dataset.name)) + "\n")
+            file.write(json.dumps(bench_record(arm, scenario, measured, self._settings.dataset.name)) + "\n")
         if why := given_up([cell for cell in self._store.cells if cell.arm == arm]):
             self._stopped[arm] = why
             self._store.note("stopped", self._stopped)
@@ -162,31 +166,31 @@ class Experiment:
 
     def _plan(self, servers: ArmServers, names: Sequence[str]) -> Plan:
         """Warm every server that is up, describe it, and size the cells by the speeds seen; once an experiment."""
-        rates: dict[str, list[float]] = {scenario.key: [] for scenario in self._settings.scenarios}
+        seen: dict[str, list[Speed]] = {scenario.key: [] for scenario in self._settings.scenarios}
         for name in names if servers.side_by_side else names[:1]:
             server = servers.get(name)
             speeds = {users: self._warm_up(server, users) for users in self._user_counts()}
             for scenario in self._settings.scenarios:
-                rates[scenario.key].append(max(speeds[scenario.users], 1e-3))
+                seen[scenario.key].append(speeds[scenario.users])
             self._describe(name, server)
         if "plan" in self._store.notes:
             return Plan(**self._store.notes["plan"])
         if not servers.side_by_side:
-            rates = {key: values * len(names) for key, values in rates.items()}
+            seen = {key: values * len(names) for key, values in seen.items()}
         settings = self._settings
         plan = make_plan(
             settings.scenarios,
-            rates,
+            seen,
             settings.shape,
             seconds=self._deadline - time.monotonic(),
             repetitions=settings.repetitions,
             dialogues=len(settings.dataset.dialogues),
-            requests_per_user=settings.requests_per_user,
+            cell_seconds=settings.cell_seconds,
         )
         self._store.note("plan", vars(plan))
         logger.info(
-            "%d repetitions of about %.0f s; requests of a cell: %s",
-            plan.repetitions, plan.seconds, ", ".join(f"{key}: {count}" for key, count in plan.requests.items()),
+            "%d repetitions of about %.0f s; users are kept busy for %.1f s a cell",
+            plan.repetitions, plan.seconds, plan.cell_seconds,
         )  # fmt: skip
         return plan
 
@@ -207,8 +211,8 @@ class Experiment:
         turned = (*dialogues[start:], *dialogues[:start])
         return make_requests(scenario, turned, self._settings.shape, self._tokenizer, count)
 
-    def _warm_up(self, server: ServerProcess, users: int) -> float:
-        """First steps at this batch size: lazy initialisation belongs to no measurement. Output tokens a second."""
+    def _warm_up(self, server: ServerProcess, users: int) -> Speed:
+        """First steps at this batch size: lazy initialisation belongs to no measurement."""
         limit = min(_WARM_SECONDS, self._settings.shape.request_seconds)
         requests = self._requests(Scenario("closed", users, 0.0), users, server)
         sampling = {"temperature": 0.0, "max_new_tokens": _WARM_TOKENS, "ignore_eos": True}
@@ -216,7 +220,8 @@ class Experiment:
         run = run_load(server.base_url, short, users, request_seconds=limit)
         with contextlib.suppress(EndpointError, httpx.TransportError):  # a sick arm's cells will say so
             wait_idle(server.base_url)
-        return summarise(run).output_tokens_per_second
+        first = [result.ttft for result in run.answered]
+        return Speed(max(summarise(run).output_tokens_per_second, 1e-3), max(first, default=limit))
 
     @contextlib.contextmanager
     def _servers(self, arms: Sequence[Arm]) -> Iterator[ArmServers]:
@@ -251,13 +256,9 @@ class Experiment:
         try:
             with ArmServers([arm], self._settings.serve_flags, "side-by-side", self._settings.ready_seconds) as servers:
                 self._warm_up(servers.get(arm.name), users)
-                return self._warm_up(servers.get(arm.name), users)
+                return self._warm_up(servers.get(arm.name), users).rate
         except ServerStartError:
             return 0.0
-
-
-def _nothing(count: int, error: str) -> LoadRun:
-    return LoadRun([Result(f"not-sent-{i}", "", 0.0, error=error) for i in range(count)], 1.0)
 
 
 def _describe(server: ServerProcess) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How many requests a cell sends and how often, so that an experiment keeps its time."""
+"""How long a cell takes and how often, so that an experiment keeps its time."""
 
 from __future__ import annotations
 
@@ -9,76 +9,104 @@ from dataclasses import dataclass
 from sglang_dspark.ab.traffic import CLOSED_LOOP, Scenario, Shape, arrival_times
 
 # Fewer pairs than this give intervals too wide to say anything (Student's quantile is 4.3 for three and 2.8 for five).
-FEWEST, MOST = 3, 10
-# Of a cell's time, what flushing the cache, waiting and keeping records take.
+FEWEST, MOST, USUAL = 3, 10, 5
+SHORTEST_SECONDS, LONGEST_SECONDS = 3.0, 30.0
+# Of a cell's time, what flushing the cache, waiting for the end and keeping records take.
 _OVERHEAD_SECONDS = 0.7
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What the warm-up saw of a server under a number of users.
+
+    Attributes:
+        rate: output tokens a second.
+        first_token: seconds until every user had one.
+    """
+
+    rate: float
+    first_token: float
 
 
 @dataclass(frozen=True)
 class Plan:
     """Attributes:
-    requests: dialogues of a cell, by scenario key; the same for every arm and repetition.
+    requests: dialogues of a cell that is a list, by scenario key; the same for every arm and repetition.
+    cell_seconds: for which the users of a closed-loop cell are kept busy.
     repetitions: that fit.
     seconds: of one repetition, estimated.
     """
 
     requests: dict[str, int]
+    cell_seconds: float
     repetitions: int
     seconds: float
 
 
 def make_plan(
     scenarios: Sequence[Scenario],
-    rates: Mapping[str, Sequence[float]],
+    speeds: Mapping[str, Sequence[Speed]],
     shape: Shape,
     *,
     seconds: float,
     repetitions: int | None,
     dialogues: int,
-    requests_per_user: int | None = None,
+    cell_seconds: float | None = None,
 ) -> Plan:
-    """Share the time out evenly over scenarios; sizes first, repetitions then.
+    """Share the time out evenly over cells: five repetitions; fewer where cells would be too short, more where long.
 
     Args:
         scenarios: all of them.
-        rates: output tokens a second of every arm, by scenario key, as the warm-up saw them.
+        speeds: of every arm, by scenario key.
         shape: of the requests.
         seconds: that are left for measuring.
         repetitions: fixed by the user, None: as many as fit, `FEWEST` to `MOST`.
-        dialogues: in the dataset; a cell sends none twice.
-        requests_per_user: fixed by the user, None: as fits.
+        dialogues: in the dataset; a list sends none twice.
+        cell_seconds: fixed by the user, None: as fits.
     """
-    wanted = repetitions or 5
-    cells = sum(len(rates[s.key]) for s in scenarios)
-    share = max(1.0, seconds / wanted / cells - _OVERHEAD_SECONDS)
-    sizes = {s.key: _size(s, rates[s.key], shape, share, dialogues, requests_per_user) for s in scenarios}
-    one = sum(_seconds(s, rate, shape, sizes[s.key]) for s in scenarios for rate in rates[s.key])
-    count = repetitions or max(FEWEST, min(MOST, int(seconds / one)))
-    return Plan(sizes, count, one)
+    cells = sum(len(speeds[s.key]) for s in scenarios)
+    before = sum(_before(s, speed) for s in scenarios for speed in speeds[s.key])
+
+    def share(count: int) -> float:
+        return (seconds / count - before) / cells
+
+    count = repetitions or USUAL
+    if cell_seconds is not None:
+        count = repetitions or max(FEWEST, min(MOST, int(seconds / (cells * cell_seconds + before))))
+    elif repetitions is None:
+        while count > FEWEST and share(count) < SHORTEST_SECONDS:
+            count -= 1
+        while count < MOST and share(count + 1) > LONGEST_SECONDS:
+            count += 1
+    each = cell_seconds or max(SHORTEST_SECONDS, min(LONGEST_SECONDS, share(count)))
+    sizes = {s.key: _size(s, speeds[s.key], shape, each, dialogues) for s in scenarios if s.kind != "closed"}
+    lists = sum(
+        _list_seconds(s, speed, shape, sizes[s.key]) for s in scenarios if s.key in sizes for speed in speeds[s.key]
+    )
+    steady = sum(len(speeds[s.key]) for s in scenarios if s.key not in sizes) * each
+    return Plan(sizes, each, count, before + lists + steady)
 
 
-def _size(
-    scenario: Scenario, rates: Sequence[float], shape: Shape, share: float, dialogues: int, per_user: int | None
-) -> int:
+def _before(scenario: Scenario, speed: Speed) -> float:
+    """Seconds of a cell in which nothing is counted yet."""
+    return _OVERHEAD_SECONDS + (speed.first_token if scenario.kind == "closed" else 0.0)
+
+
+def _size(scenario: Scenario, speeds: Sequence[Speed], shape: Shape, share: float, dialogues: int) -> int:
     if scenario.kind == "recorded":
         return min(len(shape.arrivals), dialogues)
     if scenario.kind == "poisson":
         return max(4, min(dialogues, int(share * scenario.load)))
-    users = scenario.users
-    turns = shape.turns if scenario.kind == "multi-turn" else 1
-    mean_rate = len(rates) / sum(1 / rate for rate in rates)
-    fits = share * mean_rate / shape.max_new_tokens / turns
-    rounds = per_user or max(1, int(fits / users))
-    # One prompt of each domain at least; otherwise whole rounds, so that all users are busy to the end.
+    users, turns = scenario.users, shape.turns if scenario.kind == "multi-turn" else 1
+    rate = len(speeds) / sum(1 / speed.rate for speed in speeds)
+    rounds = max(1, int(share * rate / shape.max_new_tokens / turns / users))
     return max(3, min(rounds, dialogues // users) * users)
 
 
-def _seconds(scenario: Scenario, rate: float, shape: Shape, size: int) -> float:
+def _list_seconds(scenario: Scenario, speed: Speed, shape: Shape, size: int) -> float:
     turns = shape.turns if scenario.kind == "multi-turn" else 1
-    serving = size * turns * shape.max_new_tokens / rate
-    if scenario.kind not in CLOSED_LOOP:
-        serving = max(serving, arrival_times(scenario, shape, size)[-1])
-    return serving + _OVERHEAD_SECONDS
+    serving = size * turns * shape.max_new_tokens / speed.rate
+    return serving if scenario.kind in CLOSED_LOOP else max(serving, arrival_times(scenario, shape, size)[-1])
 
 
 def order(

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from sglang_dspark.ab.dataset import FOLLOW_UPS, Dialogue
 from sglang_dspark.errors import ConfigError
-from sglang_dspark.evaluate.load import LoadRun, Request, Result, run_load
-from sglang_dspark.evaluate.open_loop import poisson_arrivals, run_open_loop
+from sglang_dspark.evaluate.load import Request, Result
+from sglang_dspark.evaluate.open_loop import poisson_arrivals
 from sglang_dspark.evaluate.prompts import apply_chat_turns
 
 Kind = Literal["closed", "poisson", "recorded", "shared-prefix", "multi-turn"]
@@ -140,20 +140,6 @@ def _turn(
     then: Callable[[Result], Request | None] | None = follow if place + 1 < len(turns) else None
     label = name if place == 0 else f"{name}/{place + 1}"
     return Request(label, domain, apply_chat_turns(tokenizer, messages), sampling, then=then)
-
-
-def replay(
-    scenario: Scenario,
-    requests: Sequence[Request],
-    shape: Shape,
-    base_url: str,
-    on_result: Callable[[Result], None] | None = None,
-) -> LoadRun:
-    """Send the requests as the scenario says and wait for all answers."""
-    if scenario.kind in CLOSED_LOOP:
-        return run_load(base_url, requests, scenario.users, request_seconds=shape.request_seconds, on_result=on_result)
-    arrivals = arrival_times(scenario, shape, len(requests))
-    return run_open_loop(base_url, requests, arrivals, request_seconds=shape.request_seconds, on_result=on_result)
 
 
 def arrival_times(scenario: Scenario, shape: Shape, count: int) -> list[float]:

@@ -45,7 +45,9 @@ class SteadyRun:
         return sum((result.speculation for result in self.results if result.meta), Speculation())
 
 
-def steady_load(base_url: str, requests: Sequence[Request], users: int, seconds: float) -> SteadyRun:
+def steady_load(
+    base_url: str, requests: Sequence[Request], users: int, seconds: float, *, request_seconds: float = 600.0
+) -> SteadyRun:
     """Keep `users` busy for `seconds`, from when each of them has its first token.
 
     User u starts with requests[u], and first answers are cut to different lengths, so that users are anywhere in their
@@ -56,7 +58,7 @@ def steady_load(base_url: str, requests: Sequence[Request], users: int, seconds:
     """
     if len(requests) < users:
         raise ValueError(f"{len(requests)} requests for {users} users")
-    return asyncio.run(_Users(base_url, requests, users).run(seconds))
+    return asyncio.run(_Users(base_url, requests, users).run(seconds, request_seconds))
 
 
 class _Users:
@@ -68,8 +70,8 @@ class _Users:
         self._without_token = set(range(users))
         self._all_running = asyncio.Event()
 
-    async def run(self, seconds: float) -> SteadyRun:
-        async with open_session() as session:
+    async def run(self, seconds: float, request_seconds: float) -> SteadyRun:
+        async with open_session(request_seconds) as session:
 
             async def user(number: int) -> None:
                 request = _shortened(self._requests[number], (number + 1) / (self._users + 1))

@@ -15,7 +15,7 @@ class RunSummary:
     """Figures of one run. A figure that the run cannot give is None.
 
     Attributes:
-        requests, failed: requests sent, and those without a complete answer. Failed ones are in no other figure.
+        requests, failed: requests sent, and those that ended in an error. Failed ones are in no other figure.
         seconds: first send to last answer.
         output_tokens: of all answered requests.
         output_tokens_per_second: `output_tokens / seconds`.
@@ -79,10 +79,10 @@ def summarise(run: LoadRun) -> RunSummary:
         busy_tokens_per_second=busy_tokens_per_second(answered),
         user_tokens_per_second=_percentile(speeds, 50),
         user_tokens_per_second_p5=_percentile(speeds, 5),
-        **_percentiles("ttft", [result.ttft for result in answered if result.arrivals]),
-        **_percentiles("tpot", [1 / speed for speed in speeds]),
-        **_percentiles("inter_token", [gap for result in answered for gap in result.inter_token_seconds()]),
-        **_percentiles("latency", [result.seconds for result in answered]),
+        **percentiles("ttft", [result.ttft for result in answered if result.arrivals]),
+        **percentiles("tpot", [1 / speed for speed in speeds]),
+        **percentiles("inter_token", [gap for result in answered for gap in result.inter_token_seconds()]),
+        **percentiles("latency", [result.seconds for result in answered if result.finish_reason]),
         accept_length=mean_accept_length(total.emitted, rounds) if rounds else None,
         verified_per_round=1 + total.drafted / rounds if rounds else None,
         verified_per_emitted=(rounds + total.drafted) / total.emitted if rounds and total.emitted else None,
@@ -104,7 +104,8 @@ def _tokens_until(result: Result, end: float) -> int:
     return max((count for seconds, count in result.arrivals if result.sent_at + seconds <= end), default=0)
 
 
-def _percentiles(name: str, samples: Sequence[float]) -> dict[str, Any]:
+def percentiles(name: str, samples: Sequence[float]) -> dict[str, Any]:
+    """The 50th, 95th and 99th percentile as `<name>_p50` and so on; None without samples."""
     return {f"{name}_p{percent}": _percentile(samples, percent) for percent in (50, 95, 99)}
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ab_fakes import cells, chosen, results
 
-from sglang_dspark.ab.compare import ALL, THROUGHPUT, Table, compare_all, ignores_temperature, outputs
+from sglang_dspark.ab.compare import ALL, THROUGHPUT, USER_SPEED, Table, compare_all, ignores_temperature, outputs
 from sglang_dspark.ab.store import Cell
 
 RUNS = 100
@@ -101,3 +102,31 @@ def test_a_changed_answer_is_seen() -> None:
     (row,) = outputs(Table(measured), "a")
     assert (row["identical"], row["compared"]) == (1, 2)
     assert row["common"] == pytest.approx((1 + 8 / 32) / 2)
+
+
+def answer(ids: list[int], finish: str = "length") -> dict[str, Any]:
+    return {"id": "r0", "domain": "d", "ids": ids, "finish": finish, "error": None, "meta": {}}
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "same"),
+    [
+        (answer([1, 2, 3]), answer([1, 2, 3]), True),
+        (answer([1, 2]), answer([1, 2, 3]), True),  # cut at a lower limit
+        (answer([1, 2], "stop"), answer([1, 2, 3]), False),  # ended where the other went on
+        (answer([1, 2, 4]), answer([1, 2, 3, 4]), False),
+    ],
+)
+def test_answers_that_were_cut_are_compared_up_to_there(
+    mine: dict[str, Any], other: dict[str, Any], same: bool
+) -> None:
+    figures = {"failed": 0, THROUGHPUT: 1.0, USER_SPEED: 1.0}
+    table = Table([Cell(arm, "closed:1:T0", 0, 0.0, figures, [a]) for arm, a in (("a", other), ("b", mine))])
+    (row,) = outputs(table, "a")
+    assert row["identical"] == same
+
+
+def test_answers_that_did_not_end_are_not_compared() -> None:
+    figures = {"failed": 0, THROUGHPUT: 1.0, USER_SPEED: 1.0}
+    answers = (("a", answer([1, 2])), ("b", answer([1], "")))
+    assert outputs(Table([Cell(arm, "closed:1:T0", 0, 0.0, figures, [a]) for arm, a in answers]), "a") == []

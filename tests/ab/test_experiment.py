@@ -17,7 +17,7 @@ from sglang_dspark.ab.store import Store
 from sglang_dspark.errors import ConfigError
 
 COMMAND = f"{sys.executable} -m sglang_dspark.ab.simulator"
-SMALL = ["--temperature", "0", "--max-new-tokens", "16", "--minutes", "1", "--requests-per-user", "2"]
+SMALL = ["--temperature", "0", "--max-new-tokens", "16", "--minutes", "1", "--cell-seconds", "0.6"]
 
 
 def arms_file(folder: Path, arms: Mapping[str, str]) -> str:
@@ -34,16 +34,17 @@ def run(folder: Path, arms: Mapping[str, str], *flags: str, names: tuple[str, ..
 
 
 def test_a_faster_server_is_found_and_everything_is_written(tmp_path: Path) -> None:
-    arms = {"slow": "--round-ms 8", "fast": "--round-ms 8 --gamma 3 --accept 0.9"}
+    arms = {"slow": "--round-ms 15", "fast": "--round-ms 15 --gamma 3 --accept 0.9"}
     status, found = run(tmp_path, arms, "--concurrency", "1", "4", "--repetitions", "3")
     assert status == 0
     assert found["question"] == {"candidate": "fast", "baseline": "slow", "slo": [], "devices": 1}
     assert all(row["ratio"]["value"] > 1.5 for row in found["comparisons"])
     assert (found["repetitions"], found["layout"]) == (3, "side-by-side")
+    assert found["outputs"]
     assert all(row["identical"] == row["compared"] for row in found["outputs"])
     fast = next(cell for cell in found["cells"] if cell["arm"] == "fast" and cell["scenario"] == "closed:4:T0")
     assert fast["failed"] == 0
-    assert fast["requests"] == 3 * 8
+    assert fast["requests"] > 3 * 8
     assert 2.5 < fast["accept_length"] < 4
     assert fast["budget"] == 3
     lines = [json.loads(line) for line in (tmp_path / "out" / "bench_serving.jsonl").read_text().splitlines()]
@@ -72,7 +73,7 @@ def test_sick_arms_are_reported_and_do_not_stop_the_others(tmp_path: Path) -> No
     assert state["hangs"]["health"]["failures"].get("no answer in time", 0) > 0
     assert state["dead"]["status"] == "not run"
     assert "simulated: this server does not start" in state["dead"]["reason"]
-    assert any("slow start" in warning for warning in state["late"]["health"]["warnings"])
+    assert state["late"]["health"]["start_seconds"] > 4
     assert {row["arm"] for row in found["comparisons"]} | {row["baseline"] for row in found["comparisons"]} >= {
         "well",
         "late",
@@ -117,7 +118,7 @@ def test_other_traffic(tmp_path: Path) -> None:
     assert kinds == {"poisson", "recorded", "shared-prefix", "multi-turn"}
     by_kind = {cell["scenario"].split(":")[0]: cell for cell in found["cells"]}
     assert by_kind["recorded"]["requests"] == 2 * 4
-    assert by_kind["multi-turn"]["requests"] == 2 * 4 * 2
+    assert by_kind["multi-turn"]["requests"] % (2 * 2 * 2) == 0
     assert all(cell["failed"] == 0 for cell in found["cells"])
     assert any("A/A: a and a-again are the same arm" in s for s in found["verdict"]["sentences"])
 

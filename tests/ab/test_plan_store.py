@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ab_fakes import cells, run_at, scenarios
 
 from sglang_dspark.ab.health import failure_kind, given_up, health
-from sglang_dspark.ab.plan import FEWEST, MOST, make_plan, order
+from sglang_dspark.ab.plan import FEWEST, LONGEST_SECONDS, MOST, SHORTEST_SECONDS, Plan, Speed, make_plan, order
 from sglang_dspark.ab.store import Cell, Store, answers_of
 from sglang_dspark.ab.traffic import Scenario, Shape
 from sglang_dspark.errors import ConfigError
@@ -14,41 +15,48 @@ from sglang_dspark.evaluate.load import LoadRun, Result
 from sglang_dspark.evaluate.summary import summarise
 
 LOADS = scenarios((1, 4, 32))
-RATES = {"closed:1:T0": [10.0, 15.0], "closed:4:T0": [30.0, 40.0], "closed:32:T0": [100.0, 150.0]}
+SPEEDS = {
+    "closed:1:T0": [Speed(10.0, 0.2), Speed(15.0, 0.2)],
+    "closed:4:T0": [Speed(30.0, 0.5), Speed(40.0, 0.5)],
+    "closed:32:T0": [Speed(100.0, 3.0), Speed(150.0, 2.0)],
+}
 
 
-def plan(seconds: float, **options: object) -> object:
+def plan(seconds: float, **options: Any) -> Plan:
     given = {"repetitions": None, "dialogues": 96, **options}
-    return make_plan(LOADS, RATES, Shape(max_new_tokens=64), seconds=seconds, **given)  # type: ignore[arg-type]
+    return make_plan(LOADS, SPEEDS, Shape(max_new_tokens=64), seconds=seconds, **given)
 
 
 def test_a_plan_keeps_its_time() -> None:
-    for seconds in (600.0, 1200.0, 6000.0):
+    for seconds in (90.0, 300.0, 1200.0, 6000.0):
         made = plan(seconds)
-        assert FEWEST <= made.repetitions <= MOST  # type: ignore[attr-defined]
-        assert made.repetitions * made.seconds <= seconds  # type: ignore[attr-defined]
+        assert FEWEST <= made.repetitions <= MOST
+        assert made.repetitions * made.seconds <= seconds
 
 
-def test_more_time_means_more_requests_and_whole_rounds_of_users() -> None:
-    short, long = plan(600.0), plan(3000.0)
-    assert all(long.requests[key] >= short.requests[key] for key in RATES)  # type: ignore[attr-defined]
-    assert long.requests["closed:32:T0"] % 32 == 0  # type: ignore[attr-defined]
-    assert max(long.requests.values()) <= 96  # type: ignore[attr-defined]
-    assert plan(1e6).requests["closed:32:T0"] == 96  # type: ignore[attr-defined]
+def test_more_time_means_longer_cells_and_then_more_repetitions() -> None:
+    made = [plan(seconds) for seconds in (90.0, 200.0, 500.0, 1500.0, 1e6)]
+    assert [one.cell_seconds for one in made] == sorted(one.cell_seconds for one in made)
+    assert [one.repetitions for one in made] == sorted(one.repetitions for one in made)
+    assert made[0].cell_seconds >= SHORTEST_SECONDS
+    assert (made[-1].cell_seconds, made[-1].repetitions) == (LONGEST_SECONDS, MOST)
+    assert made[0].requests == {}
 
 
 def test_what_the_user_fixes_is_kept() -> None:
-    made = plan(100.0, repetitions=7, requests_per_user=1)
-    assert made.repetitions == 7  # type: ignore[attr-defined]
-    assert made.requests == {"closed:1:T0": 3, "closed:4:T0": 4, "closed:32:T0": 32}  # type: ignore[attr-defined]
+    assert plan(100.0, repetitions=7).repetitions == 7
+    assert plan(600.0, cell_seconds=2.0).cell_seconds == 2.0
 
 
-def test_open_loop_is_planned_by_its_rate() -> None:
-    scenario = Scenario("poisson", 2.0, 0.0)
+def test_lists_are_planned_by_their_rate() -> None:
+    poisson, turns = Scenario("poisson", 2.0, 0.0), Scenario("multi-turn", 4, 0.0)
+    speeds = {poisson.key: [Speed(50.0, 0.1)], turns.key: [Speed(60.0, 0.1)]}
     made = make_plan(
-        [scenario], {scenario.key: [50.0]}, Shape(max_new_tokens=10), seconds=300.0, repetitions=5, dialogues=500
+        [poisson, turns], speeds, Shape(max_new_tokens=10, turns=3), seconds=300.0, repetitions=5, dialogues=500
     )
-    assert made.requests[scenario.key] == pytest.approx(2.0 * 300 / 5, rel=0.05)
+    assert made.requests[poisson.key] == pytest.approx(2.0 * 150 / 5, rel=0.05)
+    assert made.requests[turns.key] % 4 == 0
+    assert made.requests[turns.key] == pytest.approx(150 / 5 * 60 / 10 / 3, rel=0.15)
 
 
 def test_side_by_side_every_scenario_goes_through_all_arms_in_changing_order() -> None:

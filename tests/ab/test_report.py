@@ -29,7 +29,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         measured, tmp_path_factory.mktemp("store"), arms, temperatures=(0.0, 1.0), question=Question("dspark", "mtp-1"),
         notes={
             "layout": "side-by-side", "starts": {name: [3.0] for name in ARMS},
-            "plan": {"requests": {"closed:1:T0": 3}, "repetitions": 5, "seconds": 60.0},
+            "plan": {"requests": {"poisson:1:T0": 3}, "cell_seconds": 4.0, "repetitions": 5, "seconds": 60.0},
             "about": {name: {"memory_gib": 1.5, "flags": f"--x {name}"} for name in ARMS},
         },
     )  # fmt: skip
