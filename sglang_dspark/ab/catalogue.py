@@ -144,7 +144,10 @@ def _from_catalogue(name: str, drafts: Mapping[str, str], model_path: str | None
 def _deeper(arm: Arm, depth: int) -> Arm:
     flags = list(arm.flags)
     for flag, value in (("--speculative-num-steps", depth), ("--speculative-num-draft-tokens", depth + 1)):
-        flags[flags.index(flag) + 1] = str(value)
+        if flag in flags:
+            flags[flags.index(flag) + 1] = str(value)
+        else:
+            flags += [flag, str(value)]
     return Arm(f"{arm.name}-depth-{depth}", tuple(flags))
 
 

@@ -9,8 +9,12 @@ from typing import Any
 from sglang_dspark.ab.traffic import CLOSED_LOOP, Scenario, Shape, arrival_times
 from sglang_dspark.evaluate.load import LoadRun, Request, Result, run_load
 from sglang_dspark.evaluate.open_loop import run_open_loop
+from sglang_dspark.evaluate.statistics import percentile
 from sglang_dspark.evaluate.steady import SteadyRun, steady_load
 from sglang_dspark.evaluate.summary import percentiles, summarise
+
+# A user who has waited for so long, and so many times the usual time to a first token, has been forgotten.
+_SILENT_SECONDS, _SILENT_TIMES = 2.0, 5.0
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,16 @@ def not_sent(count: int, error: str) -> Measured:
 def _steady(steady: SteadyRun) -> Measured:
     known = {id(result) for result in steady.results}
     results = [*steady.results, *(result for result in steady.failed if id(result) not in known)]
+    # At the start all users ask at once, which is no load that lasts.
+    later = [r.ttft for r in steady.results if r.arrivals and r.sent_at >= steady.begin]
+    usual = percentile(later, 95) if later else steady.silent_seconds
+    if not steady.failed and steady.silent_seconds > max(_SILENT_SECONDS, _SILENT_TIMES * usual):
+        error = f"no complete answer within sight: nothing for {steady.silent_seconds:.1f} s"
+        results.append(Result("silent", "", steady.begin, error=error))
     run = LoadRun(results, max(steady.end - steady.begin, 1e-9))
     figures = summarise(run).as_json()
     throughput = 0.0 if steady.failed else steady.tokens_per_second
     figures |= {"output_tokens_per_second": throughput, "busy_tokens_per_second": throughput}
-    # At the start all users ask at once, which is no load that lasts.
-    later = [r.ttft for r in steady.results if r.arrivals and r.sent_at >= steady.begin]
     if later:
         figures |= percentiles("ttft", later)
     return Measured(run, figures)

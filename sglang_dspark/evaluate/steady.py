@@ -26,12 +26,14 @@ class SteadyRun:
         results: in the order they were sent; the last of every user was aborted.
         begin, end: seconds; every user had its first token at `begin`.
         failed: requests that ended in an error by themselves, which ends the run.
+        silent_seconds: for how long at `end` the user that waited longest had got nothing.
     """
 
     results: list[Result]
     begin: float
     end: float
     failed: list[Result]
+    silent_seconds: float = 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -69,6 +71,7 @@ class _Users:
         self._failed: list[Result] = []
         self._without_token = set(range(users))
         self._all_running = asyncio.Event()
+        self._last = [time.perf_counter()] * users
 
     async def run(self, seconds: float, request_seconds: float) -> SteadyRun:
         async with open_session(request_seconds) as session:
@@ -92,12 +95,15 @@ class _Users:
             for task in (ready, *tasks):
                 task.cancel()
             await asyncio.gather(ready, *tasks, return_exceptions=True)
-        return SteadyRun(self._results, begin, end, self._failed)
+        return SteadyRun(self._results, begin, end, self._failed, end - min(self._last))
 
     async def _one(self, session: aiohttp.ClientSession, number: int, request: Request) -> Result:
         known: list[Result] = []
 
+        self._last[number] = time.perf_counter()
+
         def keep(result: Result) -> None:
+            self._last[number] = time.perf_counter()
             # At the first piece: a request that is aborted later has given what it has.
             if not known:
                 known.append(result)
