@@ -65,7 +65,7 @@ def experiment(seed: int, ratio: float, options: argparse.Namespace) -> dict[str
         flags = [
             "--arms-file", str(file), "--output", f"{folder}/out", "--temperature", "0", "--max-new-tokens", "32",
             "--concurrency", *map(str, options.concurrency), "--repetitions", str(options.repetitions),
-            "--cell-seconds", "1", "--seed", str(seed),
+            "--cell-seconds", "1", "--warm-seconds", "0.5", "--seed", str(seed),
         ]  # fmt: skip
         status = ab(flags)
         if status:

@@ -26,14 +26,15 @@ from sglang_dspark.ab.traffic import Scenario, Shape, make_requests
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluate.arms import Arm, ArmServers, Layout
 from sglang_dspark.evaluate.endpoints import EndpointError, flush_cache, server_info, wait_idle
-from sglang_dspark.evaluate.load import Request, run_load
+from sglang_dspark.evaluate.load import Request
 from sglang_dspark.evaluate.prompts import load_tokenizer
 from sglang_dspark.evaluate.server import ServerProcess, ServerStartError
-from sglang_dspark.evaluate.summary import summarise
+from sglang_dspark.evaluate.steady import steady_load
 
 logger = logging.getLogger(__name__)
 
-_WARM_TOKENS, _WARM_SECONDS = 24, 60.0
+# Of the warm-up: the limit of an answer, and the tokens a second that a server which gives none is planned with.
+_WARM_LIMIT, _SICK_RATE = 60.0, 1.0
 # Prompts by which repetitions are apart; shares no factor with the three domains that take turns.
 _SKIP = 17
 _ABOUT = (
@@ -53,6 +54,7 @@ class Settings:
         seconds: for everything from the first start to the last answer.
         repetitions, cell_seconds: None: as the time allows.
         layout: of the servers.
+        warm_seconds: for which each server is kept busy at each load before anything is measured.
         fresh: a new server for every cell.
         ready_seconds: limit for a start.
         output: folder of the results.
@@ -67,6 +69,7 @@ class Settings:
     repetitions: int | None
     cell_seconds: float | None
     layout: Layout
+    warm_seconds: float
     fresh: bool
     ready_seconds: float
     output: Path
@@ -212,16 +215,18 @@ class Experiment:
         return make_requests(scenario, turned, self._settings.shape, self._tokenizer, count)
 
     def _warm_up(self, server: ServerProcess, users: int) -> Speed:
-        """First steps at this batch size: lazy initialisation belongs to no measurement."""
-        limit = min(_WARM_SECONDS, self._settings.shape.request_seconds)
-        requests = self._requests(Scenario("closed", users, 0.0), users, server)
-        sampling = {"temperature": 0.0, "max_new_tokens": _WARM_TOKENS, "ignore_eos": True}
-        short = [replace(request, sampling=sampling) for request in requests]
-        run = run_load(server.base_url, short, users, request_seconds=limit)
+        """Keep so many users busy for a while: what is initialised on first use, and what adapts, has met the load."""
+        settings = self._settings
+        temperature = max(scenario.temperature for scenario in settings.scenarios)
+        requests = self._requests(Scenario("closed", users, temperature), len(settings.dataset.dialogues), server)
+        limit = min(_WARM_LIMIT, settings.shape.request_seconds)
+        began = time.perf_counter()
+        run = steady_load(server.base_url, requests, users, settings.warm_seconds, request_seconds=limit)
         with contextlib.suppress(EndpointError, httpx.TransportError):  # a sick arm's cells will say so
             wait_idle(server.base_url)
-        first = [result.ttft for result in run.answered]
-        return Speed(max(summarise(run).output_tokens_per_second, 1e-3), max(first, default=limit))
+        if run.failed:
+            return Speed(_SICK_RATE, limit)
+        return Speed(max(run.tokens_per_second, _SICK_RATE), run.begin - began)
 
     @contextlib.contextmanager
     def _servers(self, arms: Sequence[Arm]) -> Iterator[ArmServers]:

@@ -77,6 +77,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     add("--minutes", type=float, help=f"time for everything (default {FULL_MINUTES:g})")
     add("--repetitions", type=int, help="default: as many as fit")
     add("--cell-seconds", type=float, help="for which users are kept busy (default: as fits)")
+    add("--warm-seconds", type=float, default=4.0, help="for which each server is kept busy at each load before")
     add("--layout", choices=("auto", "side-by-side", "one-at-a-time"), default="auto")
     add("--fresh-server", action="store_true", help="a new server for every cell")
     add("--ready-seconds", type=float, default=600.0, help="limit for a server's start")
@@ -97,8 +98,9 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None
     for flag in ("devices", "repetitions", "max_new_tokens", "shared_prefix", "traffic_users"):
         if getattr(options, flag) is not None and getattr(options, flag) < 1:
             parser.error(f"--{flag.replace('_', '-')} must be at least 1")
-    if options.cell_seconds is not None and options.cell_seconds <= 0:
-        parser.error("--cell-seconds must be above 0")
+    for flag in ("cell_seconds", "warm_seconds"):
+        if getattr(options, flag) is not None and getattr(options, flag) <= 0:
+            parser.error(f"--{flag.replace('_', '-')} must be above 0")
     if options.multi_turn is not None and options.multi_turn < 2:
         parser.error("--multi-turn must be at least 2")
     if min(options.temperature) < 0:
@@ -138,7 +140,8 @@ def _measure(options: argparse.Namespace, argv: list[str]) -> int:
         store.note("header", _header(options, argv, dataset, flags, now()))
     settings = Settings(
         chosen, scenarios, shape, dataset, flags, options.minutes * 60, options.repetitions,
-        options.cell_seconds, options.layout, options.fresh_server, options.ready_seconds, options.output,
+        options.cell_seconds, options.layout, options.warm_seconds, options.fresh_server, options.ready_seconds,
+        options.output,
     )  # fmt: skip
     try:
         Experiment(settings, store).run()

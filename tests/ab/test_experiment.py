@@ -17,7 +17,18 @@ from sglang_dspark.ab.store import Store
 from sglang_dspark.errors import ConfigError
 
 COMMAND = f"{sys.executable} -m sglang_dspark.ab.simulator"
-SMALL = ["--temperature", "0", "--max-new-tokens", "16", "--minutes", "1", "--cell-seconds", "0.6"]
+SMALL = [
+    "--temperature",
+    "0",
+    "--max-new-tokens",
+    "16",
+    "--minutes",
+    "1",
+    "--cell-seconds",
+    "0.6",
+    "--warm-seconds",
+    "0.2",
+]
 
 
 def arms_file(folder: Path, arms: Mapping[str, str]) -> str:
