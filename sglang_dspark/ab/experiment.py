@@ -177,7 +177,8 @@ class Experiment:
                 seen[scenario.key].append(speeds[scenario.users])
             self._describe(name, server)
         if "plan" in self._store.notes:
-            return Plan(**self._store.notes["plan"])
+            old = Plan(**self._store.notes["plan"])
+            return replace(old, repetitions=self._settings.repetitions or old.repetitions)
         if not servers.side_by_side:
             seen = {key: values * len(names) for key, values in seen.items()}
         settings = self._settings

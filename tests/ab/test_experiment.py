@@ -114,6 +114,9 @@ def test_an_interrupted_experiment_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert [cell.started for cell in after[:3]] == before
     assert len(after) == len({cell.place for cell in after}) == 6
     assert (status, found["repetitions"]) == (0, 3)
+    more = ("--concurrency", "1", "--repetitions", "4")
+    assert run(tmp_path, arms, *more)[1]["repetitions"] == 4
+    assert [cell.started for cell in Store(cells, settings).cells[:6]] == [cell.started for cell in after]
     with pytest.raises(ConfigError, match="--fresh"):
         run(tmp_path, arms, *flags, "--seed", "1")
 
