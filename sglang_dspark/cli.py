@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "calibrate": ("sglang_dspark.calibrate.main", "measure acceptance and calibrate the draft's confidences to it"),
     "train": ("sglang_dspark.train.main", "train a draft for a target model, make its training text, measure it"),
     "profile": ("sglang_dspark.profile.main", "measure what a round costs on this machine, for the schedule"),
+    "ab": ("sglang_dspark.ab.main", "compare ways to serve: throughput per device at the speed users get"),
     "doctor": ("sglang_dspark.doctor", "say what this machine and this installation can do"),
 }
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
@@ -12,7 +13,7 @@ from typing import Literal, Self
 import psutil
 
 from sglang_dspark.errors import ConfigError
-from sglang_dspark.evaluate.server import ServerProcess
+from sglang_dspark.evaluate.server import ServerProcess, ServerStartError
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +29,17 @@ _MEMORY_MARGIN = 1.25
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to serve the same model."""
+    """One way to serve the same model.
+
+    Attributes:
+        name, flags: what it is called, and its flags of `serve`.
+        command: what to run instead of `serve`, with these flags alone; it must take `--host` and `--port` and answer
+            the endpoints of `serve` that `evaluate/` uses.
+    """
 
     name: str
     flags: tuple[str, ...] = ()
+    command: tuple[str, ...] | None = None
 
 
 KNOWN_ARMS = {
@@ -72,10 +80,21 @@ class ArmServers:
         flags: given to every arm, after its own.
         layout: auto measures the first server and keeps all up if the others fit too.
         ready_seconds: limit for each start.
+        tolerant: an arm that does not start is put into `failed`, with the reason, instead of ending everything.
+        on_start: called with an arm's name and the seconds its start took.
+
+    Attributes:
+        failed: why an arm could not be started, by name.
     """
 
     def __init__(
-        self, arms: Sequence[Arm], flags: Sequence[str] = (), layout: Layout = "auto", ready_seconds: float = 600.0
+        self,
+        arms: Sequence[Arm],
+        flags: Sequence[str] = (),
+        layout: Layout = "auto",
+        ready_seconds: float = 600.0,
+        tolerant: bool = False,
+        on_start: Callable[[str, float], None] | None = None,
     ) -> None:
         names = [arm.name for arm in arms]
         if len(set(names)) != len(names):
@@ -84,18 +103,22 @@ class ArmServers:
         self._flags = (*BENCH_FLAGS, *flags)
         self._layout = layout
         self._ready_seconds = ready_seconds
+        self._tolerant = tolerant
+        self._on_start = on_start
         self._up: dict[str, ServerProcess] = {}
+        self.failed: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         try:
-            first, *others = self._arms
-            server = self.get(first)
+            others = list(self._arms)
+            while others and not self._up:
+                self._try(others.pop(0))
             if self._layout == "auto":
-                need = server.memory_bytes() * _MEMORY_MARGIN * len(others)
+                need = sum(up.memory_bytes() for up in self._up.values()) * _MEMORY_MARGIN * len(others)
                 self._layout = "side-by-side" if need < psutil.virtual_memory().available else "one-at-a-time"
             if self.side_by_side:
                 for name in others:
-                    self.get(name)
+                    self._try(name)
         except BaseException:
             self.stop()
             raise
@@ -106,6 +129,14 @@ class ArmServers:
     ) -> None:
         self.stop()
 
+    def _try(self, name: str) -> None:
+        try:
+            self.get(name)
+        except ServerStartError as error:
+            if not self._tolerant:
+                raise
+            self.failed[name] = str(error)
+
     @property
     def side_by_side(self) -> bool:
         return self._layout == "side-by-side"
@@ -115,13 +146,30 @@ class ArmServers:
         if name not in self._up:
             if not self.side_by_side:
                 self.stop()
-            arm = self._arms[name]
-            logger.info("starting %s: serve %s", name, shlex.join((*arm.flags, *self._flags)))
-            server = ServerProcess((*arm.flags, *self._flags), name=name, ready_seconds=self._ready_seconds)
+            server = self._server(self._arms[name])
             self._up[name] = server
-            server.start()
-            server.wait_ready()
+            began = time.monotonic()
+            try:
+                server.start()
+                server.wait_ready()
+            except ServerStartError:
+                self._up.pop(name).stop()
+                raise
+            if self._on_start is not None:
+                self._on_start(name, time.monotonic() - began)
         return self._up[name]
+
+    def _server(self, arm: Arm) -> ServerProcess:
+        if arm.command is not None:
+            logger.info("starting %s: %s", arm.name, shlex.join((*arm.command, *arm.flags)))
+            return ServerProcess(arm.flags, name=arm.name, ready_seconds=self._ready_seconds, command=arm.command)
+        flags = (*arm.flags, *self._flags)
+        logger.info("starting %s: serve %s", arm.name, shlex.join(flags))
+        return ServerProcess(flags, name=arm.name, ready_seconds=self._ready_seconds)
+
+    def up(self, name: str) -> ServerProcess | None:
+        """The arm's server if one is up."""
+        return self._up.get(name)
 
     def restart(self, name: str) -> ServerProcess:
         """A fresh server for the arm."""

@@ -26,6 +26,7 @@ class Request:
         top_logprobs: also return the log-probabilities of this many candidates at each output position.
         stream: without it only the end is timed.
         rid: the engine's request id, for aborting it.
+        then: makes the same user's next request from a complete answer, such as the next turn; None ends.
     """
 
     id: str
@@ -35,6 +36,7 @@ class Request:
     top_logprobs: int = 0
     stream: bool = True
     rid: str | None = None
+    then: Callable[[Result], Request | None] | None = None
 
     def body(self) -> dict[str, Any]:
         """The JSON that `/generate` takes."""
@@ -155,7 +157,7 @@ class Result:
 
 @dataclass
 class LoadRun:
-    """Results in the order of the requests, and the time from the first send to the last answer."""
+    """Results in the order of the requests, follow-ups after theirs, and the time from first send to last answer."""
 
     results: list[Result]
     seconds: float
@@ -198,19 +200,32 @@ async def closed_loop(
     if concurrency < 1:
         raise ValueError(f"concurrency must be at least 1, not {concurrency}")
     queue = iter(enumerate(requests))
-    results: dict[int, Result] = {}
+    results: dict[int, list[Result]] = {}
     async with open_session(request_seconds) as session:
 
         async def user() -> None:
             for index, request in queue:
-                results[index] = await send(session, base_url, request)
-                if on_result is not None:
-                    on_result(results[index])
+                results[index] = await converse(session, base_url, request, on_result)
 
         start = time.perf_counter()
         await asyncio.gather(*(user() for _ in range(min(concurrency, len(requests)))))
         seconds = time.perf_counter() - start
-    return LoadRun([results[index] for index in range(len(requests))], seconds)
+    return LoadRun([result for index in range(len(requests)) for result in results[index]], seconds)
+
+
+async def converse(
+    session: aiohttp.ClientSession, base_url: str, first: Request, on_result: Callable[[Result], None] | None = None
+) -> list[Result]:
+    """Send a request and then, one at a time, those that its `then` makes of the answers. A failure ends it."""
+    results: list[Result] = []
+    request: Request | None = first
+    while request is not None:
+        result = await send(session, base_url, request)
+        results.append(result)
+        if on_result is not None:
+            on_result(result)
+        request = request.then(result) if request.then is not None and result.error is None else None
+    return results
 
 
 def open_session(request_seconds: float = 600.0) -> aiohttp.ClientSession:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -99,11 +99,22 @@ def apply_chat(tokenizer: Any, prompt: str) -> list[int]:
     Raises:
         PromptError: the tokenizer has no chat template.
     """
+    return apply_chat_turns(tokenizer, [{"role": "user", "content": prompt}])
+
+
+def apply_chat_turns(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Token ids of a conversation so far, the header of the assistant's next turn included.
+
+    Args:
+        tokenizer: the target's, from `load_tokenizer`.
+        messages: each with `role` and `content`.
+
+    Raises:
+        PromptError: the tokenizer has no chat template.
+    """
     if not getattr(tokenizer, "chat_template", None):
         raise PromptError(f"{getattr(tokenizer, 'name_or_path', 'the tokenizer')} has no chat template")
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
-    )
+    text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     # The template has written the special tokens already.
     return list(tokenizer.encode(text, add_special_tokens=False))
 

@@ -192,8 +192,8 @@ class ServerProcess:
         return found
 
     def memory_bytes(self) -> int:
-        """Resident memory of the tree."""
-        return int(sum(_read(process, lambda p: p.memory_info().rss) for process in self.tree()))
+        """Memory that the tree shares with nobody: what another server of its kind would take."""
+        return int(sum(_read(process, lambda p: p.memory_full_info().uss) for process in self.tree()))
 
     def cpu_seconds(self) -> float:
         """Processor time the tree has used so far."""

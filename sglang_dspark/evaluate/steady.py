@@ -26,12 +26,14 @@ class SteadyRun:
         results: in the order they were sent; the last of every user was aborted.
         begin, end: seconds; every user had its first token at `begin`.
         failed: requests that ended in an error by themselves, which ends the run.
+        silent_seconds: for how long at `end` the user that waited longest had got nothing.
     """
 
     results: list[Result]
     begin: float
     end: float
     failed: list[Result]
+    silent_seconds: float = 0.0
 
     @property
     def tokens_per_second(self) -> float:
@@ -45,7 +47,9 @@ class SteadyRun:
         return sum((result.speculation for result in self.results if result.meta), Speculation())
 
 
-def steady_load(base_url: str, requests: Sequence[Request], users: int, seconds: float) -> SteadyRun:
+def steady_load(
+    base_url: str, requests: Sequence[Request], users: int, seconds: float, *, request_seconds: float = 600.0
+) -> SteadyRun:
     """Keep `users` busy for `seconds`, from when each of them has its first token.
 
     User u starts with requests[u], and first answers are cut to different lengths, so that users are anywhere in their
@@ -56,7 +60,7 @@ def steady_load(base_url: str, requests: Sequence[Request], users: int, seconds:
     """
     if len(requests) < users:
         raise ValueError(f"{len(requests)} requests for {users} users")
-    return asyncio.run(_Users(base_url, requests, users).run(seconds))
+    return asyncio.run(_Users(base_url, requests, users).run(seconds, request_seconds))
 
 
 class _Users:
@@ -67,9 +71,10 @@ class _Users:
         self._failed: list[Result] = []
         self._without_token = set(range(users))
         self._all_running = asyncio.Event()
+        self._last = [time.perf_counter()] * users
 
-    async def run(self, seconds: float) -> SteadyRun:
-        async with open_session() as session:
+    async def run(self, seconds: float, request_seconds: float) -> SteadyRun:
+        async with open_session(request_seconds) as session:
 
             async def user(number: int) -> None:
                 request = _shortened(self._requests[number], (number + 1) / (self._users + 1))
@@ -90,12 +95,15 @@ class _Users:
             for task in (ready, *tasks):
                 task.cancel()
             await asyncio.gather(ready, *tasks, return_exceptions=True)
-        return SteadyRun(self._results, begin, end, self._failed)
+        return SteadyRun(self._results, begin, end, self._failed, end - min(self._last))
 
     async def _one(self, session: aiohttp.ClientSession, number: int, request: Request) -> Result:
         known: list[Result] = []
 
+        self._last[number] = time.perf_counter()
+
         def keep(result: Result) -> None:
+            self._last[number] = time.perf_counter()
             # At the first piece: a request that is aborted later has given what it has.
             if not known:
                 known.append(result)

@@ -38,3 +38,12 @@ def test_a_server_that_refuses_ends_the_run(engine: FakeEngine) -> None:
 def test_fewer_requests_than_users(engine: FakeEngine) -> None:
     with pytest.raises(ValueError, match="2 requests for 3 users"):
         steady_load(engine.base_url, make(2), users=3, seconds=1.0)
+
+
+def test_a_user_who_gets_nothing_is_noticed(engine: FakeEngine) -> None:
+    engine.delay = 0.01
+    run = steady_load(engine.base_url, make(3), users=3, seconds=0.3)
+    assert run.silent_seconds < 0.2
+    engine.delay = 5.0
+    run = steady_load(engine.base_url, make(3), users=3, seconds=0.3, request_seconds=0.5)
+    assert {result.error for result in run.failed} == {"no complete answer within 0.5 s"}
