@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sglang_dspark.ab.store import Cell
+from sglang_dspark.ab.traffic import ANSWERS
 from sglang_dspark.evaluate.comparison import Comparison, paired_comparison
 from sglang_dspark.evaluate.statistics import Interval, geometric_mean, holm
 from sglang_dspark.evaluate.summary import accept_by_domain
@@ -36,7 +37,10 @@ class Table:
         self._devices = devices
         self._by_place = {cell.place: cell for cell in cells}
         self.arms = list(dict.fromkeys(cell.arm for cell in cells))
-        self.scenarios = list(dict.fromkeys(cell.scenario for cell in cells))
+        keys = dict.fromkeys(cell.scenario for cell in cells)
+        self.scenarios = [key for key in keys if not key.startswith(f"{ANSWERS}:")]
+        # Where no arm was asked for complete answers, those that any load completed stand in.
+        self.answers = [key for key in keys if key.startswith(f"{ANSWERS}:")] or self.scenarios
         self.repetitions = sorted({cell.repetition for cell in cells})
 
     def of(self, arm: str, scenario: str) -> list[Cell]:
@@ -147,8 +151,12 @@ def acceptance(table: Table) -> dict[str, dict[str, dict[str, Any]]]:
     """Accept length by arm, temperature and domain, with intervals over prompts; arms without rounds are missing."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for arm in table.arms:
-        for temperature in dict.fromkeys(_temperature(scenario) for scenario in table.scenarios):
-            cells = [cell for cell in table.cells if cell.arm == arm and _temperature(cell.scenario) == temperature]
+        for temperature in dict.fromkeys(_temperature(scenario) for scenario in table.answers):
+            cells = [
+                cell
+                for cell in table.cells
+                if cell.arm == arm and cell.scenario in table.answers and _temperature(cell.scenario) == temperature
+            ]
             lengths = accept_by_domain([result for cell in cells for result in cell.results()])
             if lengths:
                 found.setdefault(arm, {})[temperature] = {name: asdict(length) for name, length in lengths.items()}
@@ -162,7 +170,7 @@ def outputs(table: Table, reference: str) -> list[dict[str, Any]]:
     the first difference. Batches of another shape round differently, so that a near-tie may fall the other way.
     """
     rows = []
-    for scenario in table.scenarios:
+    for scenario in table.answers:
         if float(_temperature(scenario)) != 0:
             continue
         theirs = {(c.repetition, a["id"]): a for c in table.of(reference, scenario) for a in c.answers if a["finish"]}

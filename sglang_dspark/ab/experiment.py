@@ -116,19 +116,22 @@ class Experiment:
             for arm, scenario in order(names, self._settings.scenarios, repetition, servers.side_by_side)
         ]
         left = [cell for cell in cells if (cell[0], cell[1].key, cell[2]) not in done]
-        started, per_repetition = time.monotonic(), len(cells) // plan.repetitions
+        started = began = time.monotonic()
+        before: int | None = None
         with tqdm(total=len(left), unit="cell", disable=None) as bar:
             for number, (arm, scenario, repetition) in enumerate(left):
-                complete = number % per_repetition == 0 and number > 0
-                spent = time.monotonic() - started
-                if complete and repetition >= 2 and spent / number * per_repetition > self._deadline - time.monotonic():
-                    self._store.note("ended_early", f"{repetition} of {plan.repetitions} repetitions fit into the time")
-                    break
-                if arm in self._stopped:
-                    bar.update()
-                    continue
-                self._progress(bar, number, len(left), spent, f"{arm}, {scenario.label}, repetition {repetition + 1}")
-                self._cell(servers, arm, scenario, repetition, plan)
+                now = time.monotonic()
+                if before is not None and repetition != before:
+                    if repetition >= 2 and now - began > self._deadline - now:
+                        early = f"{repetition} of {plan.repetitions} repetitions fit into the time"
+                        self._store.note("ended_early", early)
+                        break
+                    began = now
+                before = repetition
+                if arm not in self._stopped:
+                    what = f"{arm}, {scenario.label}, repetition {repetition + 1}"
+                    self._progress(bar, number, len(left), now - started, what)
+                    self._cell(servers, arm, scenario, repetition, plan)
                 bar.update()
 
     def _progress(self, bar: Any, number: int, total: int, spent: float, what: str) -> None:

@@ -68,6 +68,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     add("--shared-prefix", type=int, metavar="TOKENS", help="also prompts that share this many tokens")
     add("--multi-turn", type=int, metavar="TURNS", help="also conversations of so many turns")
     add("--traffic-users", type=int, default=4, help="users of --shared-prefix and --multi-turn")
+    add("--answers", type=int, help="prompts that each arm answers completely, once (default: 24, 12 with --quick)")
     add("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     add("--max-new-tokens", type=int, help="of an answer (default: 64, 32 with --quick)")
     add("--stop-at-eos", action="store_true", help="answers end where the model ends them; T > 0 is then uneven work")
@@ -110,6 +111,8 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None
             parser.error(f"--draft {text}: give KIND=PATH")
     if options.minutes is None:
         options.minutes = QUICK_MINUTES if options.quick else FULL_MINUTES
+    if options.answers is None:
+        options.answers = 12 if options.quick else 24
     if options.max_new_tokens is None:
         options.max_new_tokens = 32 if options.quick else 64
 
@@ -161,6 +164,7 @@ def scenarios_of(options: argparse.Namespace) -> tuple[list[Scenario], Shape]:
     """
     arrivals = read_arrivals(options.arrivals) if options.arrivals is not None else ()
     found = []
+    users = max([*options.concurrency, 1])
     for temperature in dict.fromkeys(options.temperature):
         found += [Scenario("closed", users, temperature) for users in sorted(set(options.concurrency))]
         found += [Scenario("poisson", rate, temperature) for rate in options.poisson]
@@ -169,6 +173,8 @@ def scenarios_of(options: argparse.Namespace) -> tuple[list[Scenario], Shape]:
             found.append(Scenario("shared-prefix", options.traffic_users, temperature))
         if options.multi_turn is not None:
             found.append(Scenario("multi-turn", options.traffic_users, temperature))
+        if options.answers and found:
+            found.append(Scenario("answers", min(users, 16), temperature))
     if not found:
         raise ConfigError("--concurrency: no load is left; give users, or --poisson, --arrivals, --multi-turn")
     shape = Shape(
@@ -176,6 +182,7 @@ def scenarios_of(options: argparse.Namespace) -> tuple[list[Scenario], Shape]:
         ignore_eos=not options.stop_at_eos,
         shared_prefix=options.shared_prefix or 256,
         turns=options.multi_turn or 3,
+        answers=options.answers,
         request_seconds=options.request_seconds,
         arrivals=arrivals,
         seed=options.seed,

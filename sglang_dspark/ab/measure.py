@@ -69,4 +69,11 @@ def _steady(steady: SteadyRun) -> Measured:
     figures |= {"output_tokens_per_second": throughput, "busy_tokens_per_second": throughput}
     if later:
         figures |= percentiles("ttft", later)
+    # The engine tells of rounds when an answer ends, which those with long rounds do first; every round is a piece of
+    # the stream, of the others too.
+    pieces = sum(max(len(result.arrivals) - 1, 0) for result in steady.results)
+    if figures["accept_length"] is not None and pieces:
+        tokens = sum(r.arrivals[-1][1] - r.arrivals[0][1] for r in steady.results if r.arrivals)
+        figures["accept_length"] = tokens / pieces
+        figures["verified_per_emitted"] = (1 + figures["budget"]) / figures["accept_length"]
     return Measured(run, figures)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sglang_dspark.ab.traffic import CLOSED_LOOP, Scenario, Shape, arrival_times
+from sglang_dspark.ab.traffic import ANSWERS, CLOSED_LOOP, Scenario, Shape, arrival_times
 
 # Fewer pairs than this give intervals too wide to say anything (Student's quantile is 4.3 for three and 2.8 for five).
 FEWEST, MOST, USUAL = 3, 10, 5
@@ -64,6 +64,10 @@ def make_plan(
         dialogues: in the dataset; a list sends none twice.
         cell_seconds: fixed by the user, None: as fits.
     """
+    once = [s for s in scenarios if s.kind == ANSWERS]
+    sizes = {s.key: min(dialogues, shape.answers) for s in once}
+    seconds -= sum(_list_seconds(s, speed, shape, sizes[s.key]) for s in once for speed in speeds[s.key])
+    scenarios = [s for s in scenarios if s.kind != ANSWERS]
     cells = sum(len(speeds[s.key]) for s in scenarios)
     before = sum(_before(s, speed) for s in scenarios for speed in speeds[s.key])
 
@@ -79,7 +83,7 @@ def make_plan(
         while count < MOST and share(count + 1) > LONGEST_SECONDS:
             count += 1
     each = cell_seconds or max(SHORTEST_SECONDS, min(LONGEST_SECONDS, share(count)))
-    sizes = {s.key: _size(s, speeds[s.key], shape, each, dialogues) for s in scenarios if s.kind != "closed"}
+    sizes |= {s.key: _size(s, speeds[s.key], shape, each, dialogues) for s in scenarios if s.kind != "closed"}
     lists = sum(
         _list_seconds(s, speed, shape, sizes[s.key]) for s in scenarios if s.key in sizes for speed in speeds[s.key]
     )
@@ -114,10 +118,13 @@ def order(
 ) -> Iterator[tuple[str, Scenario]]:
     """The cells of one repetition; what is compared runs as close in time as the layout allows.
 
+    Complete answers are asked for in the first one only.
+
     Side by side, each scenario goes through all arms, in an order drawn anew each time. One at a time, each arm goes
     through all scenarios.
     """
     draw = random.Random(f"{seed}-{repetition}")
+    scenarios = [scenario for scenario in scenarios if repetition == 0 or scenario.kind != ANSWERS]
     if side_by_side:
         for scenario in scenarios:
             for arm in draw.sample(list(arms), len(arms)):

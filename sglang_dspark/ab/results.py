@@ -70,7 +70,7 @@ def collect(
     table = compare.Table([cell for cell in store.cells if cell.arm not in stopped], question.devices)
     ran = [chosen.name for chosen in arms if chosen.name in table.arms]
     question = _that_ran(question, ran)
-    keys = {scenario.key for scenario in scenarios if scenario.key in table.scenarios}
+    keys = {scenario.key for scenario in scenarios if scenario.key in {*table.scenarios, *table.answers}}
     present = [scenario for scenario in scenarios if scenario.key in keys]
     void = {arm: sorted({s.temperature for s in present if s.temperature > 0}) for arm in ran
             if compare.ignores_temperature(table, arm)}  # fmt: skip

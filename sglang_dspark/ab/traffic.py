@@ -14,8 +14,10 @@ from sglang_dspark.evaluate.load import Request, Result
 from sglang_dspark.evaluate.open_loop import poisson_arrivals
 from sglang_dspark.evaluate.prompts import apply_chat_turns
 
-Kind = Literal["closed", "poisson", "recorded", "shared-prefix", "multi-turn"]
-CLOSED_LOOP: tuple[Kind, ...] = ("closed", "shared-prefix", "multi-turn")
+Kind = Literal["closed", "poisson", "recorded", "shared-prefix", "multi-turn", "answers"]
+CLOSED_LOOP: tuple[Kind, ...] = ("closed", "shared-prefix", "multi-turn", "answers")
+# Asked once an arm, to the end of every answer: what answers and acceptance are judged by.
+ANSWERS = "answers"
 
 # Repeated to the length that is asked for: what assistants are told before every conversation.
 _SYSTEM = (
@@ -51,6 +53,7 @@ class Scenario:
             "recorded": f"recorded arrivals x{self.load:g}",
             "shared-prefix": f"{self.load:g} users, shared prefix",
             "multi-turn": f"{self.load:g} users, several turns",
+            "answers": f"{self.load:g} users, complete answers",
         }[self.kind]
         return f"{what}, T = {self.temperature:g}"
 
@@ -69,6 +72,7 @@ class Shape:
         ignore_eos: answers have exactly that length, so that arms do equal work at T > 0.
         shared_prefix: tokens of the system text that `shared-prefix` puts before every prompt, about.
         turns: of `multi-turn`.
+        answers: prompts of `answers`.
         request_seconds: limit for an answer.
         arrivals: seconds, of `recorded`.
         seed: of Poisson arrivals.
@@ -78,6 +82,7 @@ class Shape:
     ignore_eos: bool = True
     shared_prefix: int = 256
     turns: int = 3
+    answers: int = 24
     request_seconds: float = 300.0
     arrivals: tuple[float, ...] = ()
     seed: int = 0

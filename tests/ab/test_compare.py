@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 from ab_fakes import cells, chosen, results
 
-from sglang_dspark.ab.compare import ALL, THROUGHPUT, USER_SPEED, Table, compare_all, ignores_temperature, outputs
+from sglang_dspark.ab.compare import (
+    ALL,
+    THROUGHPUT,
+    USER_SPEED,
+    Table,
+    acceptance,
+    compare_all,
+    ignores_temperature,
+    outputs,
+)
 from sglang_dspark.ab.store import Cell
 
 RUNS = 100
@@ -130,3 +139,13 @@ def test_answers_that_did_not_end_are_not_compared() -> None:
     figures = {"failed": 0, THROUGHPUT: 1.0, USER_SPEED: 1.0}
     answers = (("a", answer([1, 2])), ("b", answer([1], "")))
     assert outputs(Table([Cell(arm, "closed:1:T0", 0, 0.0, figures, [a]) for arm, a in answers]), "a") == []
+
+
+def test_complete_answers_are_what_answers_and_acceptance_are_judged_by() -> None:
+    measured = cells({"a": 20.0, "b": 20.0}, accept={"b": 2}, repetitions=2)
+    (first, *_) = (cell for cell in measured if cell.arm == "b")
+    asked = [Cell(arm, "answers:4:T0", 0, 0.0, first.figures, first.answers) for arm in ("a", "b")]
+    table = Table([*measured, *asked])
+    assert [row["scenario"] for row in outputs(table, "a")] == ["answers:4:T0"]
+    assert acceptance(table)["b"]["0"]["mean"]["value"] == pytest.approx(2, abs=0.1)
+    assert {row["scenario"].split(":")[0] for row in compare_all(table, "b")} == {"closed", ALL}

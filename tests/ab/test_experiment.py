@@ -18,17 +18,9 @@ from sglang_dspark.errors import ConfigError
 
 COMMAND = f"{sys.executable} -m sglang_dspark.ab.simulator"
 SMALL = [
-    "--temperature",
-    "0",
-    "--max-new-tokens",
-    "16",
-    "--minutes",
-    "1",
-    "--cell-seconds",
-    "0.6",
-    "--warm-seconds",
-    "0.2",
-]
+    "--temperature", "0", "--max-new-tokens", "16", "--minutes", "1", "--cell-seconds", "0.6", "--warm-seconds", "0.2",
+    "--answers", "6",
+]  # fmt: skip
 
 
 def arms_file(folder: Path, arms: Mapping[str, str]) -> str:
@@ -59,7 +51,7 @@ def test_a_faster_server_is_found_and_everything_is_written(tmp_path: Path) -> N
     assert 2.5 < fast["accept_length"] < 4
     assert fast["budget"] == 3
     lines = [json.loads(line) for line in (tmp_path / "out" / "bench_serving.jsonl").read_text().splitlines()]
-    assert len(lines) == 12
+    assert len(lines) == 12 + 2  # complete answers are asked for once an arm
     assert {line["tag"] for line in lines} == {"slow", "fast"}
     assert all(line["median_ttft_ms"] > 0 and line["output_throughput"] > 0 for line in lines)
 
@@ -112,11 +104,11 @@ def test_an_interrupted_experiment_goes_on(tmp_path: Path, monkeypatch: pytest.M
     status, found = run(tmp_path, arms, *flags)
     after = Store(cells, settings).cells
     assert [cell.started for cell in after[:3]] == before
-    assert len(after) == len({cell.place for cell in after}) == 6
+    assert len(after) == len({cell.place for cell in after}) == 8
     assert (status, found["repetitions"]) == (0, 3)
     more = ("--concurrency", "1", "--repetitions", "4")
     assert run(tmp_path, arms, *more)[1]["repetitions"] == 4
-    assert [cell.started for cell in Store(cells, settings).cells[:6]] == [cell.started for cell in after]
+    assert [cell.started for cell in Store(cells, settings).cells[:8]] == [cell.started for cell in after]
     with pytest.raises(ConfigError, match="--fresh"):
         run(tmp_path, arms, *flags, "--seed", "1")
 
@@ -129,7 +121,7 @@ def test_other_traffic(tmp_path: Path) -> None:
     )  # fmt: skip
     _, found = run(tmp_path, {"a": "--round-ms 2"}, *flags, names=("a", "aa:a"))
     kinds = {scenario["kind"] for scenario in found["scenarios"]}
-    assert kinds == {"poisson", "recorded", "shared-prefix", "multi-turn"}
+    assert kinds == {"poisson", "recorded", "shared-prefix", "multi-turn", "answers"}
     by_kind = {cell["scenario"].split(":")[0]: cell for cell in found["cells"]}
     assert by_kind["recorded"]["requests"] == 2 * 4
     assert by_kind["multi-turn"]["requests"] % (2 * 2 * 2) == 0
@@ -141,7 +133,7 @@ def test_a_fresh_server_for_every_cell(tmp_path: Path) -> None:
     run(tmp_path, {"a": "--round-ms 1"}, "--concurrency", "1", "--repetitions", "2", "--fresh-server")
     lines = (tmp_path / "out" / "cells.jsonl").read_text().splitlines()
     starts = [json.loads(line)["value"]["a"] for line in lines if '"note": "starts"' in line]
-    assert len(starts[-1]) == 3  # the first was only for planning
+    assert len(starts[-1]) == 4  # the first was only for planning
 
 
 def test_reports_are_made_anew_without_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,3 +52,14 @@ def test_a_user_who_is_forgotten_is_a_failure() -> None:
 def test_a_server_that_cannot_be_asked() -> None:
     measured = not_sent(3, "ServerStartError: it ended")
     assert (measured.figures["requests"], measured.figures["failed"]) == (3, 3)
+
+
+def test_accept_length_is_of_all_rounds_not_only_of_answers_that_ended() -> None:
+    fast = result(10.0, 0.1, 9)
+    fast.arrivals = [(0.1, 1), (0.2, 5), (0.3, 9)]
+    fast.meta |= {"spec_verify_ct": 2, "spec_num_proposed_drafts": 8, "spec_num_correct_drafts": 6}
+    slow = result(10.0, 0.1, 7, finish="")  # a token a round, and not at its end
+    figures = _steady(SteadyRun([fast, slow], 10.0, 11.0, [])).figures
+    assert figures["accept_length"] == pytest.approx((8 + 6) / (2 + 6))
+    assert figures["budget"] == 4
+    assert figures["verified_per_emitted"] == pytest.approx(5 / (14 / 8))

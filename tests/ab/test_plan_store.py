@@ -70,6 +70,16 @@ def test_side_by_side_every_scenario_goes_through_all_arms_in_changing_order() -
     assert len({arm for arm, _ in apart[:3]}) == 1
 
 
+def test_complete_answers_are_asked_for_once() -> None:
+    both = [*LOADS, Scenario("answers", 4, 0.0)]
+    assert len(list(order(["a", "b"], both, 0, side_by_side=True))) == 8
+    assert len(list(order(["a", "b"], both, 1, side_by_side=True))) == 6
+    speeds = {**SPEEDS, "answers:4:T0": SPEEDS["closed:4:T0"]}
+    made = make_plan(both, speeds, Shape(max_new_tokens=64), seconds=900.0, repetitions=None, dialogues=96)
+    assert made.requests == {"answers:4:T0": 24}
+    assert made.repetitions * made.seconds <= 900.0 - 24 * 64 / 30.0
+
+
 def test_a_store_goes_on_where_it_was(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "cells.jsonl"
     store = Store(path, {"arms": ["a"], "seed": 0})
