@@ -48,10 +48,10 @@ def phrase(row: Mapping[str, Any]) -> str:
     if row["ratio"] is None:
         return f"{where}, {arm} has {row['value']:.2f} x the {what} of {baseline}; at the edge of reach, no interval."
     ratio = Interval(**row["ratio"])
+    if 1.0 in ratio:
+        return f"{where}, the {what} of {arm} is within noise of {baseline}'s ({ratio.format()} x)."
     if row["at_least"]:
         return f"{where}, {arm} has at least {ratio.format()} x the {what} of {baseline}: more load was not measured."
-    if 1.0 in ratio:
-        return f"{where}, {arm} and {baseline} have the same {what} within noise ({ratio.format()} x)."
     return f"{where}, {arm} has {ratio.format()} x the {what} of {baseline}."
 
 
