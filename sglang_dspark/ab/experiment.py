@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
@@ -184,7 +185,9 @@ class Experiment:
             return replace(old, repetitions=self._settings.repetitions or old.repetitions)
         if not servers.side_by_side:
             seen = {key: values * len(names) for key, values in seen.items()}
-        settings = self._settings
+        settings, restarts = self._settings, 0.0
+        if not servers.side_by_side:
+            restarts = len(names) * (median(self._starts[names[0]]) + settings.warm_seconds)
         plan = make_plan(
             settings.scenarios,
             seen,
@@ -193,6 +196,7 @@ class Experiment:
             repetitions=settings.repetitions,
             dialogues=len(settings.dataset.dialogues),
             cell_seconds=settings.cell_seconds,
+            start_seconds=restarts,
         )
         self._store.note("plan", vars(plan))
         logger.info(

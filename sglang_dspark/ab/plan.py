@@ -52,6 +52,7 @@ def make_plan(
     repetitions: int | None,
     dialogues: int,
     cell_seconds: float | None = None,
+    start_seconds: float = 0.0,
 ) -> Plan:
     """Share the time out evenly over cells: five repetitions; fewer where cells would be too short, more where long.
 
@@ -63,13 +64,14 @@ def make_plan(
         repetitions: fixed by the user, None: as many as fit, `FEWEST` to `MOST`.
         dialogues: in the dataset; a list sends none twice.
         cell_seconds: fixed by the user, None: as fits.
+        start_seconds: that starting servers takes in each repetition.
     """
     once = [s for s in scenarios if s.kind == ANSWERS]
     sizes = {s.key: min(dialogues, shape.answers) for s in once}
     seconds -= sum(_list_seconds(s, speed, shape, sizes[s.key]) for s in once for speed in speeds[s.key])
     scenarios = [s for s in scenarios if s.kind != ANSWERS]
     cells = sum(len(speeds[s.key]) for s in scenarios)
-    before = sum(_before(s, speed) for s in scenarios for speed in speeds[s.key])
+    before = start_seconds + sum(_before(s, speed) for s in scenarios for speed in speeds[s.key])
 
     def share(count: int) -> float:
         return (seconds / count - before) / cells

@@ -136,6 +136,13 @@ def test_a_fresh_server_for_every_cell(tmp_path: Path) -> None:
     assert len(starts[-1]) == 4  # the first was only for planning
 
 
+def test_servers_one_at_a_time(tmp_path: Path) -> None:
+    arms = {"a": "--round-ms 2", "b": "--round-ms 3"}
+    status, found = run(tmp_path, arms, "--concurrency", "1", "--repetitions", "2", "--layout", "one-at-a-time")
+    assert (status, found["layout"], found["repetitions"]) == (0, "one-at-a-time", 2)
+    assert all(arm["server"] for arm in found["arms"])
+
+
 def test_reports_are_made_anew_without_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path, {"a": "--round-ms 2", "b": "--round-ms 3"}, "--concurrency", "1", "2", "--repetitions", "2")
     for name in ("results.json", "report.md", "report.html"):

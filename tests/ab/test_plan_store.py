@@ -48,6 +48,12 @@ def test_what_the_user_fixes_is_kept() -> None:
     assert plan(600.0, cell_seconds=2.0).cell_seconds == 2.0
 
 
+def test_starts_in_every_repetition_are_taken_off() -> None:
+    free, costly = plan(1200.0), plan(1200.0, start_seconds=60.0)
+    assert costly.repetitions * costly.seconds <= 1200.0
+    assert costly.cell_seconds < free.cell_seconds
+
+
 def test_lists_are_planned_by_their_rate() -> None:
     poisson, turns = Scenario("poisson", 2.0, 0.0), Scenario("multi-turn", 4, 0.0)
     speeds = {poisson.key: [Speed(50.0, 0.1)], turns.key: [Speed(60.0, 0.1)]}
