@@ -6,6 +6,8 @@ python python_bench/check_ab.py                    # 20 A/A experiments and 20 w
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import logging
 import shlex
@@ -65,9 +67,10 @@ def experiment(seed: int, ratio: float, options: argparse.Namespace) -> dict[str
         flags = [
             "--arms-file", str(file), "--output", f"{folder}/out", "--temperature", "0", "--max-new-tokens", "32",
             "--concurrency", *map(str, options.concurrency), "--repetitions", str(options.repetitions),
-            "--cell-seconds", "1", "--warm-seconds", "0.5", "--seed", str(seed),
+            "--cell-seconds", "0.5", "--warm-seconds", "0.2", "--answers", "3", "--seed", str(seed),
         ]  # fmt: skip
-        status = ab(flags)
+        with contextlib.redirect_stdout(io.StringIO()):
+            status = ab(flags)
         if status:
             raise SystemExit(f"ab {shlex.join(flags)} ended with {status}")
         found = json.loads((Path(folder) / "out" / "results.json").read_text(encoding="utf-8"))
