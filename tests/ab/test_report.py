@@ -111,6 +111,15 @@ def test_random_tokens_are_marked(tmp_path: Path) -> None:
         assert "unfit for anything about acceptance" in (tmp_path / name).read_text()
 
 
+def test_a_simulation_says_that_it_is_one(tmp_path: Path) -> None:
+    arms = [chosen("a"), chosen("b")]
+    write_reports(
+        results(cells({"a": 20.0, "b": 30.0}), tmp_path, arms, about={"what": "SIMULATION: no model"}), tmp_path
+    )
+    for name in ("report.md", "report.html"):
+        assert "SIMULATION: no model" in (tmp_path / name).read_text()
+
+
 def test_who_is_judged_against_whom() -> None:
     assert question_for(["plain", "mtp-1", "dspark"], None, None, [], 1) == Question("dspark", "mtp-1")
     assert question_for(["plain", "ngram"], None, None, [3.0], 2) == Question("ngram", "plain", (3.0,), 2)

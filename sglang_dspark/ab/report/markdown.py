@@ -33,6 +33,8 @@ def markdown(found: Mapping[str, Any]) -> str:
     lines = [f"## {question['candidate']} against {question['baseline']}", "", f"**{verdict['headline']}**", ""]
     lines += [f"- {sentence}" for sentence in verdict["sentences"]]
     lines += [f"- ⚠ {warning}" for warning in verdict["warnings"]]
+    if about.get("what"):
+        lines += ["", about["what"]]
     lines += ["", "### Along the frontier", "", *_frontier(found)]
     lines += ["", "### All loads", "", *_loads(found)]
     lines += [*_acceptance(found), *_not_run(found)]
